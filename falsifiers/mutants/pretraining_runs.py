@@ -110,6 +110,26 @@ def pretrain_saves_every_step(_: Step, self: Any, step: Any) -> None:
     self._save(_Position(step.epoch, step.step - step.epoch * len(self.train)))
 
 
+@wrong_step("impl.pretrain_run:_Run.save_when_due")
+def pretrain_saves_by_its_start(_: Step, self: Any, step: Any) -> None:
+    """The steps between two states are counted anew where a run goes on."""
+    from blackswan.impl.pretrain_run import _Position
+
+    self.since = getattr(self, "since", 0) + 1
+    if self.settings.save_every is not None and self.since % self.settings.save_every == 0:
+        self._save(_Position(step.epoch, step.step - step.epoch * len(self.train)))
+
+
+@wrong_step("impl.pretrain_run:_Run.save_when_due")
+def pretrain_position_since_its_start(correct: Step, self: Any, step: Any) -> None:
+    """A state within an epoch has the number of batches since the run went on, not since the epoch began."""
+    epoch, count = getattr(self, "since", (step.epoch, 0))
+    self.since = (step.epoch, count + 1 if epoch == step.epoch else 1)
+    save = self._save
+    with mock.patch.object(self, "_save", lambda position: save(replace(position, batch=self.since[1]))):
+        correct(self, step)
+
+
 wrong_steps(
     "impl.pretrain_run:_Run.save_when_due",
     pretrain_saves_by_the_epoch=(

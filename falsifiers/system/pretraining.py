@@ -121,7 +121,8 @@ def interrupted_run_goes_on(trial: Trial) -> list[Comparison]:
     """A run that is killed after a step and resumed makes the later steps, parameters and hash of one that was not, bit for bit.
 
     It is killed before its state was saved for the first time, after, after a state at the last step of an epoch, which has not ended, and
-    after the last step; while a checkpoint is written, and while a state is. It leaves the same checkpoints, and no other file.
+    after the last step; while a checkpoint is written, and while a state is. It leaves the same checkpoints, and no other file. So it does
+    where it is killed again after it went on.
     """
     rng, found = trial.rng("kill"), list[Comparison]()
     with small_pretraining(trial, 2) as (problem, _):
@@ -154,6 +155,23 @@ def interrupted_run_goes_on(trial: Trial) -> list[Comparison]:
                 *same(f"moments at which another process could write, {when}", [], [*before.free, *rest.free]),
                 *same(f"files, {when}", *(_left(each.output) for each in (problem, killed))),
             ]
+        found += _killed_twice(trial, problem, whole, every)
+    return found
+
+
+def _killed_twice(trial: Trial, problem: Pretraining, whole: PretrainingRecord, every: int) -> list[Comparison]:
+    """A run that went on and is killed again goes on from the last state, which counts the steps of the whole run, as it did before."""
+    epoch, found = len(whole.steps) // 2, list[Comparison]()
+    for before, interval, kill in ((None, every, (epoch // every + 1) * every), (1, 1, epoch + 2)):
+        first, again = (
+            replace(problem, output=problem.output.with_name(f"twice {interval}"), settings={**problem.settings, "save_every": each})
+            for each in (before, interval)
+        )
+        trial.pretrainer.run(first, stop_after=epoch + 1)
+        trial.pretrainer.run(again, resume=True, stop_after=kill)
+        rest = trial.pretrainer.run(again, resume=True)
+        when = f"killed after {epoch + 1}, and after {kill} with a state every {interval}"
+        found += [*same(f"later steps, {when}", whole.steps[kill:], rest.steps), *same(f"hash, {when}", whole.state_hash, rest.state_hash)]
     return found
 
 
