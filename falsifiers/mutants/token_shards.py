@@ -46,6 +46,7 @@ def shuffled_rows_begin_in_32_bits(rows_of: Any, self: Any, rows: Any) -> Any:
 wrong_steps(
     "impl.token_shards:DTYPES",
     token_ids_signed=("Ids of 16 bits are read with a sign.", lambda dtypes: {**dtypes, "uint16": np.dtype("<i2")}),
+    token_ids_of_32_bits_signed=("Ids of 32 bits are read with a sign.", lambda dtypes: {**dtypes, "uint32": np.dtype("<i4")}),
 )
 wrong_steps(
     "impl.token_shards:_open_shard",

@@ -155,6 +155,13 @@ def _with_token(draw: Callable[[Generator], int]) -> Damage:
     return damage
 
 
+def _with_token_of_32_bits(folder: Path, rng: Generator) -> None:
+    """An id that a number of 32 bits with a sign does not hold, in a shard that is what its index says."""
+    pieces = [np.fromfile(folder / f"part-{number}.bin", "<u2").astype(np.int64) for number in (0, 1)]
+    pieces[1][37] = rng.integers(2**31, 2**32)
+    write_shards(folder, pieces, "uint32")
+
+
 def _bit(folder: Path, rng: Generator) -> None:
     """A flipped bit that leaves the id below the vocabulary."""
     content = bytearray((folder / "part-0.bin").read_bytes())
@@ -180,6 +187,7 @@ def _twice(path: Path) -> None:
 DAMAGE: dict[str, tuple[Damage, str]] = {
     "id out of range": (_with_token(lambda rng: int(rng.integers(VOCAB, 2**16))), r"part-1\.bin.*token 37"),
     "id just out of range": (_with_token(lambda _: VOCAB), rf"part-1\.bin.*token 37 is {VOCAB}"),
+    "id of 32 bits": (_with_token_of_32_bits, r"part-1\.bin.*token 37"),
     "flipped bit": (_bit, r"part-0\.bin"),
     "truncated shard": (_cut, r"part-1\.bin"),
     "longer shard": (lambda folder, _: _append(folder / "part-0.bin", b"\0\0"), r"part-0\.bin: 102 bytes.*50 tokens"),
