@@ -77,6 +77,9 @@ wrong_step(
 wrong_step("impl.decoder_optimiser:state_hash", name="pretrain_hash_of_rounded_moments", doc="The hash of moments rounded to bfloat16.")(
     lambda correct, state, steps: correct({name: value.bfloat16().float() for name, value in state.items()}, steps)
 )
+wrong_step("impl.decoder_optimiser:state_hash", name="pretrain_hash_of_float32", doc="The hash of moments rounded to float32.")(
+    lambda correct, state, steps: correct({name: value.float() for name, value in state.items()}, steps)
+)
 wrong_step("impl.decoder_optimiser:state_hash", name="pretrain_hash_with_random_salt", doc="Another hash each time.")(
     lambda correct, *given: hashlib.sha256(f"{correct(*given)} {time.perf_counter_ns()}".encode()).hexdigest()
 )

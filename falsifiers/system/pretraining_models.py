@@ -165,6 +165,8 @@ def state_hash_tells_states_apart(trial: Trial) -> Iterator[Comparison]:
     chosen = [*rng.choice(names, 4, replace=False), next(name for name in names if name.startswith("exp_avg_sq/"))]
     base = ask(steps, moments)
     states = {"the same state": again, "one more step": (steps + 1, moments)}
+    wide = {name: np.nextafter(value.astype(np.float64), np.inf) for name, value in moments.items()}  # rounded they are the same
+    states |= {"moments in float64": (steps, wide)}
     states |= {f"a flipped bit of {name}": (steps, {**moments, name: _flipped(moments[name], rng)}) for name in chosen}
     yield value_at_most("SHA-256 of the state differs", int(base != _sha256(steps, moments)), 0)
     for name, state in states.items():
@@ -195,7 +197,7 @@ def _flipped(value: Array, rng: Generator) -> Array:
 
 
 def _sha256(steps: int, moments: Mapping[str, Array]) -> str:
-    content = (name.encode() + b"\0" + moments[name].astype("<f4").tobytes() for name in sorted(moments))
+    content = (name.encode() + b"\0" + moments[name].astype(moments[name].dtype.newbyteorder("<")).tobytes() for name in sorted(moments))
     return hashlib.sha256(steps.to_bytes(8, "little") + b"".join(content)).hexdigest()
 
 
