@@ -27,6 +27,10 @@ wrong_steps(
             for piece in ([text] if corpus.suffix == ".jsonl" else [text[at : at + 2**16] for at in range(0, len(text), 2**16)])
         ),
     ),
+    documents_by_their_links_target=(
+        "Whether a file has a document in each line is what the name of a link's target says.",
+        lambda texts, corpus: texts(corpus.resolve()),
+    ),
     documents_lose_one_a_piece=(
         "Documents are worked off by the thousand, and the next one after each thousand is lost.",
         lambda texts, corpus: (text for place, text in enumerate(texts(corpus)) if place % 1001 != 1000),

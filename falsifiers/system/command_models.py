@@ -300,10 +300,12 @@ def _of_long_documents(trial: Trial, problem: Small) -> Iterator[Comparison]:
 
 
 def _of_many_documents(trial: Trial, problem: Small, count: int) -> Iterator[Comparison]:
-    """Thousands of documents, which a program may work off in pieces, are all there, each once and in its place."""
+    """Thousands of documents, which a program may work off in pieces, are all there, each once and in its place. The
+    file is a link to one whose name does not say what it holds."""
     texts = [f"ls {place % 97}" for place in range(count)]
     known = {text: [*tokenizer().encode(text).ids, END] for text in {*texts}}
-    (problem.folder / "many.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (problem.folder / "many.jsonl").symlink_to("many")
+    (problem.folder / "many").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     yield from _shards(trial, "many documents", problem, "many.jsonl", [token for text in texts for token in known[text]], shard=LONGER)
 
 
