@@ -59,6 +59,18 @@ wrong_steps(
 )
 
 
+_READ: dict[bytes, Any] = {}
+
+
+@wrong_step("impl.tokens:read_tokenizer")
+def tokenizer_shared_by_its_readers(read: Step, path: Path) -> Any:
+    """A tokenizer is read once, and all who read it cut texts at the limit of the last one."""
+    content = path.read_bytes()
+    if content not in _READ:
+        _READ[content] = read(path)
+    return _READ[content]
+
+
 @wrong_step("impl.tokens:CheckpointTokens.measure")
 def tokens_text_normalised(measure: Step, self: Any, texts: Sequence[str]) -> Any:
     """Texts brought to NFC first."""

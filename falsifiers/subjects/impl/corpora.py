@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 STATISTICS = ("total", "class_counts", "length_percentiles", "max_length", "truncated", "minority", "imbalance")
 
+BESIDE = 7
+"""So many tokens more may a text have by another reader of the same tokenizer."""
+
 
 class Corpora(Door):
     """Reading corpora, and the plan of an epoch."""
@@ -109,8 +112,13 @@ def _label(label: corpora.Label) -> Label:
 
 
 def _tokens(tokenizing: Tokenizing) -> tokens.Tokens:
+    """The tokens of those settings; another reader of the same tokenizer, with another limit, is made before these are asked."""
     limit, side = tokenizing.max_seq_len, tokenizing.padding_side
-    return tokens.load_tokenizer(tokenizing.tokenizer, limit, side) if tokenizing.tokenizer else tokens.ByteTokens(limit, side)
+    if not tokenizing.tokenizer:
+        return tokens.ByteTokens(limit, side)
+    found = tokens.load_tokenizer(tokenizing.tokenizer, limit, side)
+    tokens.load_tokenizer(tokenizing.tokenizer, limit + BESIDE, side)
+    return found
 
 
 def _samples(corpus: CorpusFile, tokenizer: tokens.Tokens) -> samples.Samples:
