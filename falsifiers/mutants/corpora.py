@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 from blackswan.falsifiers.mutants.changes import of_result
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
@@ -221,6 +222,23 @@ wrong_steps(
 )
 
 
+def _counted_in(bits: int) -> Any:
+    """Weights by numbers of samples that wrap; a class with none keeps its number."""
+
+    def weights(balanced: Any, samples: Any, kind: str) -> Any:
+        said = samples.statistics()
+        counts = tuple(count % 2**bits or count for count in said.class_counts)
+        with mock.patch.object(type(samples), "statistics", lambda _: replace(said, class_counts=counts)):
+            return balanced(samples, kind)
+
+    return weights
+
+
+wrong_steps(
+    "impl.samples:balanced_weights",
+    weights_of_counts_in_a_byte=("The samples of a class are counted in a byte.", _counted_in(8)),
+    weights_of_counts_in_16_bits=("The samples of a class are counted in 16 bits.", _counted_in(16)),
+)
 wrong_steps(
     "impl.samples:_chunks",
     corpus_loses_a_text_a_piece=(

@@ -183,11 +183,19 @@ def refuses_split(trial: Trial) -> list[Comparison]:
     ]
 
 
+FEW_BITS = (2**8, 2**16)
+"""Samples of a class, of which a byte, or 16 bits, do not hold the number."""
+
+
 def balanced_weights_are_inverse(trial: Trial) -> Iterator[Comparison]:
-    """Each weight is N / (K n_c) in float64 and their mean over the labels 1; over classes, K n_c⁻¹ / Σ n⁻¹, whose mean is 1."""
+    """Each weight is N / (K n_c) in float64 and their mean over the labels 1; over classes, K n_c⁻¹ / Σ n⁻¹, whose mean is 1.
+
+    One of the classes has more samples than a byte counts, or than 16 bits do.
+    """
     rng = trial.rng("weights")
     classes = int(rng.integers(2, 8))
-    labels: list[Label] = [label for label in range(classes) for _ in range(int(rng.integers(1, 60)))]
+    sizes = rng.integers(1, 60, classes) + rng.permutation([FEW_BITS[trial.seed % 4 == 0], *[0] * (classes - 1)])
+    labels: list[Label] = np.arange(classes).repeat(sizes).tolist()
     rng.shuffle(labels)
     if trial.seed % 2:
         labels = [[int(index == label or rng.random() < 0.3) for index in range(classes)] for label in labels]
