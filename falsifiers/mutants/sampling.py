@@ -174,6 +174,11 @@ wrong_steps(
 )
 
 
+wrong_step("impl.samples:split_validation", name="split_of_nothing_gives_one", doc="A fraction of 0 holds out one sample too.")(
+    lambda split, samples, fraction, seed: split(samples, fraction or 1e-9, seed)
+)
+
+
 @wrong_step("impl.samples:Samples.digest")
 def digest_of_texts_in_any_order(digest: Step, self: Any) -> Any:
     """Texts of one class and of one length may change places."""

@@ -150,14 +150,14 @@ def _of_many(trial: Trial, rng: Generator, fraction: Fraction) -> list[Compariso
 
 
 def _of_few_samples(trial: Trial, classes: int, seed: int) -> list[Comparison]:
-    """A share of less than half a sample holds out one sample, and a share of nearly all samples leaves one to train on.
+    """A share of 0 holds out none, one of less than half a sample holds out one sample, and a share of nearly all samples leaves one to train on.
 
     Where each sample has one class, training keeps a sample of each class. With several labels a sample, the last one that has a
     combination of labels may be held out.
     """
     few: dict[str, tuple[list[Label], int, dict[float, int]]] = {
-        "few samples": ([place % classes for place in range(2 * classes)], classes, {0.04: 1, 0.97: classes}),
-        "few combinations": ([[1, 0, 0], [0, 1, 0], [0, 0, 1]], 3, {0.04: 1, 0.97: 2}),
+        "few samples": ([place % classes for place in range(2 * classes)], classes, {0.0: 0, 0.04: 1, 0.97: classes}),
+        "few combinations": ([[1, 0, 0], [0, 1, 0], [0, 0, 1]], 3, {0.0: 0, 0.04: 1, 0.97: 2}),
     }
     found = []
     for name, labels, width, share, count in ((name, *given[:2], *each) for name, given in few.items() for each in given[2].items()):
