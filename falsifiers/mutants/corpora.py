@@ -265,6 +265,9 @@ wrong_steps(
 wrong_step("impl.samples:_IdsOnDisk.__getitem__", name="corpus_within_4_gib", doc="The place of a sample on the disk has 32 bits.")(
     lambda getitem, ids, span: getitem(ids, slice(span.start % 2**30, span.start % 2**30 + span.stop - span.start))
 )
+wrong_step("impl.samples:_IdsOnDisk.extend", name="corpus_ids_by_one_call", doc="What a call of write does not take of the ids is lost.")(
+    lambda _, ids, more: ids._file.write(memoryview(more.tobytes()))
+)
 wrong_step("impl.samples:Rows.__getitem__", name="corpus_ids_of_16_bits", doc="A token id keeps only its lower 16 bits.")(
     lambda getitem, rows, index: [token % 2**16 for token in getitem(rows, index)]
 )

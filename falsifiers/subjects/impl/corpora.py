@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 
@@ -67,6 +68,15 @@ class Corpora(Door):
         collected._lengths[0] = tokens
         collected.add([(row, len(row)) for row in rows], [0] * len(rows))
         return list(collected.samples().rows.select(np.arange(1, len(rows) + 1)))
+
+    def in_parts(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
+        """The rows as samples of a corpus on a disk of which the system takes seven bytes at most at a call, as a full one takes a part."""
+        ids = samples._IdsOnDisk(Path("corpus.jsonl"))
+        ids._file, file = mock.Mock(wraps=ids._file), ids._file
+        ids._file.write = lambda content: file.write(content[:7])
+        collected = samples._Collected(ids, 2, False)
+        collected.add([(row, len(row)) for row in rows], [0] * len(rows))
+        return list(collected.samples().rows)
 
     def epoch_order(self, count: int, seed: int, epoch: int) -> list[int]:
         """The order of so many samples in an epoch of a run with that seed."""
