@@ -150,7 +150,7 @@ def _of_many(trial: Trial, rng: Generator, fraction: Fraction) -> list[Compariso
 
 
 def _of_few_samples(trial: Trial, classes: int, seed: int) -> list[Comparison]:
-    """A share of 0 holds out none, one of less than half a sample holds out one sample, and a share of nearly all samples leaves one to train on.
+    """A share of 0 holds out no sample, one of less than half a sample one, and one of nearly all samples leaves one to train on.
 
     Where each sample has one class, training keeps a sample of each class. With several labels a sample, the last one that has a
     combination of labels may be held out.
@@ -195,7 +195,7 @@ def balanced_weights_are_inverse(trial: Trial) -> Iterator[Comparison]:
     rng = trial.rng("weights")
     classes = int(rng.integers(2, 8))
     sizes = rng.integers(1, 60, classes) + rng.permutation([FEW_BITS[trial.seed % 4 == 0], *[0] * (classes - 1)])
-    labels: list[Label] = np.arange(classes).repeat(sizes).tolist()
+    labels: list[Label] = [*np.arange(classes).repeat(sizes).tolist()]
     rng.shuffle(labels)
     if trial.seed % 2:
         labels = [[int(index == label or rng.random() < 0.3) for index in range(classes)] for label in labels]
