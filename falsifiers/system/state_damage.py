@@ -181,6 +181,7 @@ def refuses_pretraining_state(trial: Trial) -> Iterator[Comparison]:
     """Each key of state.json, of the run in it, and each tensor; the state of another run."""
     rng = trial.rng("state")
     with small_pretraining(trial, 1, save_every=1) as (problem, _):
+        problem = _of_several_shards(problem)
         folder, other = problem.output, problem.output.with_name("other")
         trial.pretrainer.run(problem, stop_after=2)
         trial.pretrainer.run(replace(problem, output=other, settings={**problem.settings, "weight_decay": 0.2}), stop_after=2)
@@ -221,6 +222,13 @@ def refuses_pretraining_state(trial: Trial) -> Iterator[Comparison]:
         yield trial.refuses("a stream of one token", partial(trial.pretrainer.run, short), "at least two", "ValueError")
         yield from same("files of no run", {}, content(none))
         yield from _optimiser_refuses(trial, problem)
+
+
+def _of_several_shards(problem: Pretraining) -> Pretraining:
+    """The run whose tokens lie in two shards at least, which have an order."""
+    shards = [np.fromfile(path, "<u2").astype(np.int64) for path in sorted(problem.train.folder.glob("part-*"))]
+    cut = shards if len(shards) > 1 else np.split(shards[0], [len(shards[0]) // 2])
+    return replace(problem, train=replace(problem.train, folder=write_shards(problem.output.with_name("several shards"), cut)))
 
 
 def _begun_over_a_run(trial: Trial, problem: Pretraining) -> Iterator[Comparison]:
@@ -285,8 +293,8 @@ def _other_runs(trial: Trial, problem: Pretraining) -> dict[str, Pretraining]:
     for name, change in (("a token", [(ids[at] + 1) % train.vocab, ids[at + 1]]), ("the order", ids[[at + 1, at]])):
         stream = np.split(np.concatenate([ids[:at], change, ids[at + 2 :]]), ends)
         others[f"data.{name}"] = replace(problem, train=replace(train, folder=write_shards(problem.output.with_name(name), stream)))
-    turned = [*shards[1:], shards[0]] if len(shards) > 1 else [ids[at:], ids[:at]]
-    others["data.shards"] = replace(problem, train=replace(train, folder=write_shards(problem.output.with_name("turned"), turned)))
+    turned = write_shards(problem.output.with_name("turned"), [*shards[1:], shards[0]])
+    others["data.shards"] = replace(problem, train=replace(train, folder=turned))
     tokenizer = problem.output.with_name(problem.tokenizer.name)
     tokenizer.write_bytes(problem.tokenizer.read_bytes() + b"\n")
     return others | {"tokenizer": replace(problem, tokenizer=tokenizer)}
