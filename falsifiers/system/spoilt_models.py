@@ -25,7 +25,7 @@ def spoil_models(problem: Small) -> None:
     config.write_text(json.dumps({**_unscaled(config), "rope_parameters": LLAMA3, "eos_token_id": [1, 3]}))
     config = problem.folder / "hardly scaled" / MODEL_CONFIG
     positions = {"max_position_embeddings": LLAMA3["original_max_position_embeddings"]}
-    config.write_text(json.dumps({**_unscaled(config), "rope_parameters": LLAMA3, **positions}))
+    config.write_text(json.dumps({**_unscaled(config), "rope_parameters": LLAMA3, **positions, "eos_token_id": True}))
     shutil.copytree(problem.base, problem.folder / "fewer tokens")
     config = problem.folder / "fewer tokens" / MODEL_CONFIG
     config.write_text(json.dumps({**json.loads(config.read_text()), "vocab_size": 2}))
