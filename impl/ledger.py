@@ -194,8 +194,8 @@ def reserve(device: torch.device, count: int, ledger: Ledger | None = None) -> A
 def process_start(pid: int) -> str | None:
     """What tells a living process from every other one of the same id on this host: boot and start time. None where there is none."""
     try:
-        # The name, in parentheses, may hold anything: the fields are counted from its end (proc(5)).
-        values = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        # The name, in parentheses, may hold any bytes: the fields are counted from its end (proc(5)).
+        values = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
     state, start = values[0], values[19]

@@ -337,6 +337,10 @@ wrong_steps(
         "A process that ends as it is looked at stops every other one.",
         lambda right, pid: right(pid) if Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text() else None,
     ),
+    ledger_reads_names_in_letters=(
+        "A process whose name is cut inside a letter stops every other one.",
+        lambda right, pid: right(pid) and Path(f"/proc/{pid}/comm").read_bytes().decode() and right(pid),
+    ),
 )
 
 
@@ -366,3 +370,20 @@ def ledger_lock_goes_with_the_last(release: Callable[..., Any], self: Any, entry
     release(self, entry)
     if not self.entries():
         (self.folder / LOCK).unlink(missing_ok=True)
+
+
+@wrong_step("impl.ledger:Ledger._write")
+def ledger_begins_no_file_twice(write: Step, self: Any, entries: Any) -> None:
+    """What a write that failed has left behind stops every later one by a process of the same id."""
+    if list(self.folder.glob(f".ledger.json*{os.getpid()}*")):
+        raise FileExistsError(f"{self.folder}: another write has begun there")
+    write(self, entries)
+
+
+@wrong_step("impl.ledger:Ledger._read")
+def ledger_unreadable_is_empty(read: Step, self: Any) -> Any:
+    """A ledger that cannot be read is taken for one without reservations, and written over."""
+    try:
+        return read(self)
+    except OSError:
+        return []

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -155,9 +156,11 @@ def the_dead_hold_nothing(trial: Trial) -> Iterator[Comparison]:
     ready = context.Event()
 
     def hold(ledger: "Ledger") -> None:
-        Path("/proc/self/comm").write_text("a) Z (1")  # a process may be called so
-        ledger.acquire(0, count)
-        ready.set()
+        Path("/proc/self/comm").write_bytes(b"a) Z (1\xc3")  # a process may be called so, as where a name is cut inside a letter
+        try:
+            ledger.acquire(0, count)
+        finally:
+            ready.set()
         time.sleep(60)
 
     with _ledger(trial, [Card(20 * GIB, 20 * GIB)]) as ledger:
@@ -205,7 +208,28 @@ def _of_no_ledger(trial: Trial) -> list[Comparison]:
             found += same("after a file was damaged beside a reservation that goes", [0], ledger.reserved())
     folders = {named: trial.reservations.ledger_folder(named) for named in ("of/all", "")}
     own = Path(tempfile.gettempdir()) / f"blackswan-{os.getuid()}"
-    return found + same("folders by what the environment names", {"of/all": Path("of/all"), "": own}, folders) + _of_no_folder(trial)
+    found += same("folders by what the environment names", {"of/all": Path("of/all"), "": own}, folders)
+    return found + _of_no_folder(trial) + _of_no_file(trial)
+
+
+def _of_no_file(trial: Trial) -> list[Comparison]:
+    """A file that cannot be written stays as it was, and is written as soon as it can be; one that cannot be read is refused and stays."""
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = trial.reservations.ledger(Path(folder), [Card(GIB, GIB)])
+        ledger.acquire(0, MIB)
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limit[1]))
+        try:
+            found = [trial.refuses("where nothing can be written", partial(ledger.acquire, 0, MIB), "ledger", "OSError")]
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        found += same("where nothing could be written", [MIB], ledger.reserved())
+        ledger.acquire(0, MIB)
+        found += same("after nothing could be written", [2 * MIB], ledger.reserved())
+        (file := Path(folder) / "ledger.json").unlink()
+        file.symlink_to(file.name)
+        found.append(trial.refuses("a file that cannot be read", partial(ledger.acquire, 0, MIB), "ledger", "OSError"))
+        return found + same("a link to itself in the place of the file", file.name, str(file.readlink()) if file.is_symlink() else "a file")
 
 
 def _damaged_entries() -> Iterator[bytes]:
