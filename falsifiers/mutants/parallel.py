@@ -133,6 +133,12 @@ def parallel_sums_the_first_chunk(summed: Any, group: Any, tensor: Any) -> Any:
     return torch.cat([summed(group, first), rest]).view(tensor.shape)
 
 
+@wrong_step("impl.group:DistributedGroup.sum")
+def workers_sum_in_float32(summed: Any, group: Any, tensor: Any) -> Any:
+    """Losses in float64 and counts are summed over the workers in float32."""
+    return summed(group, tensor.float()).to(tensor.dtype)
+
+
 wrong_step(
     "impl.fit:shard",
     name="parallel_every_worker_takes_all",

@@ -109,13 +109,14 @@ def several_agree(trial: Trial) -> Iterator[Comparison]:
     of two errors is told, and who has the other; one without a word is an error too. A gradient is finite whose sum and norm are too large
     for float32.
 
-    They sum in their order: float32 has other bits in another one. A tensor differs by two signs in float64, by the sign of a zero, by two
-    elements and by two whole chunks that are exchanged. Tensors in float16 and uint8, whose bytes four does not divide, differ in their
-    last number.
+    They sum in their order: float32 has other bits in another one; and float64 and large counts in their own dtype. A tensor differs by
+    two signs in float64, by the sign of a zero, by two elements and by two whole chunks that are exchanged. Tensors in float16 and uint8,
+    whose bytes four does not divide, differ in their last number.
     """
     rng = trial.rng("several")
     alike = np.broadcast_to(rng.standard_normal(4 * SEVERAL_CHUNK), (SEVERAL, 4 * SEVERAL_CHUNK))
     own = (rng.standard_normal((SEVERAL, 999)) * 10.0 ** rng.integers(-3, 4, (SEVERAL, 999))).astype(np.float32)
+    precise, counted = rng.standard_normal((SEVERAL, 2)), rng.integers(2**40, 2**41, (SEVERAL, 3, 5))
     first, second, third = (int(rank) for rank in 1 + rng.permutation(SEVERAL - 1))
     signs, places, pieces, one, other = (alike.copy() for _ in range(5))
     signs[first, [3, 40]] *= -1
@@ -138,12 +139,12 @@ def several_agree(trial: Trial) -> Iterator[Comparison]:
     told.append(f"ValueError: rank {SEVERAL - 1} of {SEVERAL}: {reason}")
     told.append(f"ValueError: rank {SEVERAL - 2} of {SEVERAL}: the first (also on rank {SEVERAL - 1})")
     told += [f"WorkerFailed: rank {SEVERAL - 1} of {SEVERAL}: ", ""]
-    groups: list[list[Array]] = [[own], [signs], [places], [pieces], [zero], [alike], [alike, one, other], [half], [byte]]
-    total = reduce(np.add, own)
+    groups: list[list[Array]] = [[own, precise, counted], [signs], [places], [pieces], [zero], [alike], [alike, one, other], [half], [byte]]
+    totals = [reduce(np.add, each) for each in groups[0]]
     for rank, (said, summed) in enumerate(trial.trainer.agree(groups, texts, reason, SEVERAL_CHUNK)):
         begun = [text[: len(expected)] if expected else text for text, expected in zip(said, told, strict=False)]
         yield from same(f"what rank {rank} of several is told", told, begun)
-        yield from same(f"sum on rank {rank} of several", total, summed)
+        yield from same(f"sums on rank {rank} of several", totals, summed)
 
 
 def failures_are_told(trial: Trial) -> Iterator[Comparison]:

@@ -341,7 +341,7 @@ class Trainer(Protocol):
         The n-th run is in the folder `n`, and goes on from the state there, if there is one. "" stands for no error, and is the last.
         """
 
-    def agree(self, held: Sequence[Sequence[Array]], texts: Sequence[str], reason: str, chunk: int) -> list[tuple[list[str], Array]]:
+    def agree(self, held: Sequence[Sequence[Array]], texts: Sequence[str], reason: str, chunk: int) -> list[tuple[list[str], list[Array]]]:
         """What each worker is told and what it sums: of groups of tensors [workers, …] and of texts, and where the last of them fails."""
 
     def patience(self, seconds: float) -> list[float | str]:

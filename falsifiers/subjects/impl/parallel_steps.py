@@ -49,9 +49,9 @@ def _of_no_sample(trainer: Trainer, batch: Batch) -> str:
 
 def agree(
     group: Group, device: torch.device, held: Sequence[Sequence[Array]], texts: Sequence[str], reason: str, chunk: int
-) -> tuple[list[str], Array]:
+) -> tuple[list[str], list[Array]]:
     """One rank's messages about each group of tensors, about texts, about a last rank that fails, two last ones, a last one without a word,
-    and about a gradient of large numbers; and the sum of the first tensors."""
+    and about a gradient of large numbers; and the sum of each of the first group's tensors."""
     groups._CHUNK = agreement._CHUNK = chunk
     said = list[str]()
 
@@ -76,7 +76,7 @@ def agree(
     tell(partial(fail, ValueError("the first"), FloatingPointError("the second")))
     tell(partial(fail, AssertionError()))
     tell(partial(agreement.require_finite, torch.full((3,), 3e38, device=device)))
-    return said, np.array(group.sum(torch.from_numpy(held[0][0][group.rank]).to(device)).cpu())
+    return said, [np.array(group.sum(torch.from_numpy(each[group.rank]).to(device)).cpu()) for each in held[0]]
 
 
 def _own(batch: Batch, group: Group) -> Batch:

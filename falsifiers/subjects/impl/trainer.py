@@ -15,7 +15,6 @@ from types import FrameType
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file
@@ -98,10 +97,10 @@ class Trainer(Door):
         outcomes = on_ranks(_patience, 2, (seconds,), "cpu", by_environment=True)
         return [outcome.ended or outcome.answer for outcome in outcomes]
 
-    def agree(self, held: Sequence[Sequence[Array]], texts: Sequence[str], reason: str, chunk: int) -> list[tuple[list[str], Array]]:
+    def agree(self, held: Sequence[Sequence[Array]], texts: Sequence[str], reason: str, chunk: int) -> list[tuple[list[str], list[Array]]]:
         """What each worker is told and what it sums: of groups of tensors [workers, …] and of texts, and where the last of them fails."""
         outcomes = on_ranks(parallel_steps.agree, len(texts), (held, texts, reason, chunk), self._device)
-        return [outcome.answer or ([outcome.ended], np.empty(0)) for outcome in outcomes]
+        return [outcome.answer or ([outcome.ended], []) for outcome in outcomes]
 
     def kept(self, folder: Path) -> Kept:
         """Reads the folder of a run without `impl`."""
