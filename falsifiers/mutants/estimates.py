@@ -311,3 +311,19 @@ wrong_steps(
 def estimate_of_less_than_nothing(require: Step, **counts: int) -> None:
     """Only a count of zero is refused, and a negative one is estimated or fails elsewhere."""
     require(**{name: abs(count) for name, count in counts.items()})
+
+
+@wrong_step("impl.memory:classifier_of_shapes")
+def estimate_of_quantising_all_beside(make: Step, config: Any, adaptation: Any, dtype: Any, allocations: Any) -> Any:
+    """What loading takes in all is said to be what quantising takes on top."""
+    made = make(config, adaptation, dtype, allocations)
+    if adaptation.nf4:
+        allocations.largest["quantisation"] = allocations.peak
+    return made
+
+
+@wrong_step("impl.fused.memory:_Step._join")
+def estimate_by_hand_without_rooms(join: Step, self: Any) -> None:
+    """The memory that the hand-written layers dequantise weights in is no part of its own."""
+    with mock.patch("blackswan.impl.fused.memory.DEQUANTIZED", "optimiser_indices"):
+        join(self)

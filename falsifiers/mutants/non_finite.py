@@ -96,6 +96,14 @@ def training_steps_on_bad_gradients(*_: Any) -> None:
 
 
 @wrong_step("impl.nonfinite:_described")
+def origin_counts_in_one_part(described: Step, value: torch.Tensor) -> str:
+    """What is not finite is counted in the first part that holds it."""
+    from blackswan.impl.nonfinite import _PART, _bad
+
+    return str(described(next(part for part in torch.split(value.detach().flatten(), _PART) if _bad(part))))
+
+
+@wrong_step("impl.nonfinite:_described")
 def origin_counts_what_is_not_there(_: Step, value: torch.Tensor) -> str:
     """NaN and infinities are both counted where one kind is there."""
     return f"{int(value.isnan().sum())} NaN and {int(value.isinf().sum())} infinite of {value.numel()}"

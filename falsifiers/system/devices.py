@@ -260,7 +260,8 @@ def _names(origin: str | None, plant: Plant | None, place: str) -> bool:
 
 
 def _of_the_whole_model(trial: Trial, rng: Generator, part: int) -> Iterator[Comparison]:
-    """Finite class weights under which the loss is infinite, and a bad scale of a weight in NF4, are found."""
+    """Finite class weights under which the loss is infinite, and a bad scale of a weight in NF4, are found. Numbers in several parts of a
+    parameter are counted together."""
     work = small(rng, trial.seed, nf4=True)
     trainer = trial.devices.trainer(work, drawn(rng, work))
     largest = np.full(work.classes, np.finfo(np.float32).max, np.float32)
@@ -271,6 +272,9 @@ def _of_the_whole_model(trial: Trial, rng: Generator, part: int) -> Iterator[Com
         "loss",
         str(said),
     )
+    trainer = trial.devices.trainer(work, drawn(rng, work))
+    trainer.plant(Plant("parameter", "model.norm.weight", np.nan, both=True))
+    yield from same("NaN in two parts", f"parameter model.norm.weight: 2 NaN of {work.hidden}", trainer.origin(part))
     for double, last in ((False, "absmax"), (True, "absmax_scales"), (True, "absmax_offset")):
         again = replace(work, double_quantize=double)
         trainer = trial.devices.trainer(again, drawn(rng, again))

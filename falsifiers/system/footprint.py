@@ -75,6 +75,8 @@ def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
     double = replace(single, double_quantize=True)
     found = {work: trial.memory.estimate(work) for work in dict.fromkeys((plain, single, double))}
     beyond = found[double].parts.get("activations", 0) - found[single].parts.get("activations", 0)
+    wider = trial.memory.estimate(replace(single, vocab=single.vocab + int(rng.integers(1, 10**4)))).parts
+    beside = same("quantisation, with a larger embedding", found[single].parts.get("quantisation", 0), wider.get("quantisation", 0))
     less = value_at_most("double quantisation: activations beyond those without it", beyond, 0)
     every = [part for work in (plain, double) for part in _every_part(trial, work, found[work])]
     number, as_text = int(rng.integers(16)), bool(trial.seed // 2 % 2)
@@ -92,7 +94,7 @@ def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
     huge = trial.memory.estimate(replace(plain, batch=2**20, seq=2**15), "cuda").total
     every.append(value_at_least("total of a step that no host has the memory for", huge, 8 * 2**35))
     numbered = same(f"the estimate on CUDA, asked again for number {number}", first, again)
-    return [*every, less, *_kept_scores(trial, plain), least, *rounded, *numbered, *_of_unlike_cards(trial)]
+    return [*every, *beside, less, *_kept_scores(trial, plain), least, *rounded, *numbered, *_of_unlike_cards(trial)]
 
 
 def _counted_by(trial: Trial) -> Iterator[Comparison]:
@@ -271,6 +273,8 @@ def _of_a_run_on_a_card(trial: Trial, settings: Mapping[str, Any]) -> Iterator[C
         yield value_at_least(
             f"by hand: {name}, in float32 and in the dtype of products", parts.get(name, 0), (4 + BYTES[work.dtype]) * trained
         )
+    quantised, pair = trial.memory.estimate(replace(work, nf4=True), "cuda").parts, 2 * work.intermediate * work.hidden
+    yield value_at_least("by hand: dequantised_weights", quantised.get("dequantised_weights", 0), BYTES[work.dtype] * pair)
 
 
 def quantised_one_at_a_time(trial: Trial) -> Iterator[Comparison]:

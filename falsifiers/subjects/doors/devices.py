@@ -52,8 +52,9 @@ class OnCards:
 class Plant:
     """A value that is not finite, and its place.
 
-    `where` is `parameter`: the last number of the parameter or buffer `name`. Or it is `output` or `gradient`: a forward pass calls the
-    operation `name` `calls` times, and the value is the first number of the output of the `nth` call, or of its first input's gradient.
+    `where` is `parameter`: the last number of the parameter or buffer `name`, and the first one with `both`. Or it is `output` or
+    `gradient`: a forward pass calls the operation `name` `calls` times, and the value is the first number of the output of the `nth` call,
+    or of its first input's gradient.
     """
 
     where: str
@@ -61,6 +62,7 @@ class Plant:
     value: float
     nth: int = 0
     calls: int = 1
+    both: bool = False
 
 
 @dataclass(frozen=True)

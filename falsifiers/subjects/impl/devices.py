@@ -287,7 +287,9 @@ class PlacedTrainer(Session):
         if plant.where == "parameter":
             model = self._trainer.classifier
             with torch.no_grad():
-                {**dict(model.named_parameters()), **dict(model.named_buffers())}[plant.name].view(-1)[-1] = plant.value
+                {**dict(model.named_parameters()), **dict(model.named_buffers())}[plant.name].view(-1)[[0, -1] if plant.both else -1] = (
+                    plant.value
+                )
         else:
             self._planted[plant.name] = _spoiling(plant)
 
