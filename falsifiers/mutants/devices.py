@@ -145,6 +145,12 @@ def residency_by_the_memory_of_the_current_card(require: Step, *given: Any) -> N
 
 
 @wrong_step("impl.device:parse_device")
+def device_before_a_line_end(parse: Step, name: str) -> Any:
+    """A name with the end of a line behind it is taken for that of a device."""
+    return parse(name.removesuffix("\n"))
+
+
+@wrong_step("impl.device:parse_device")
 def device_of_a_byte(parse: Step, name: str) -> Any:
     """The number of a card is a byte, so that 256 is card 0."""
     kind, _, index = name.partition(":")
