@@ -214,6 +214,10 @@ wrong_steps(
         "The name of a container's group ends at its first colon.",
         lambda groups: (Path(str(group).partition(":")[0]) for group in groups()),
     ),
+    groups_of_a_container_end_at_a_blank=(
+        "The name of a container's group ends at its first blank.",
+        lambda groups: (Path(str(group).partition(" ")[0]) for group in groups()),
+    ),
 )
 wrong_steps(
     "impl.host:_used",

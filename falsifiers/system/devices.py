@@ -102,6 +102,7 @@ def _containers(said: Path, scores: int) -> Iterator[tuple[str, bool]]:
     groups = said / "groups"
     places = {"0::/pods/one": groups / "pods", "4:memory:/elsewhere\n0::/a/b/c": groups / "a", "0::/": None}
     places["0::/d/e:cri-containerd:9e07"] = groups / "d"  # a name may have colons, and containerd's do
+    places["0::/f/two words"] = groups / "f"
     for name, above in places.items():
         own = groups / name.rpartition("0::/")[2]
         own.mkdir(parents=True, exist_ok=True)
