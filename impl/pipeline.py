@@ -62,7 +62,8 @@ class ClassifyPipeline:
         group: Group = ALONE,
     ) -> None:
         _require_fitting(architecture, config, tokens)
-        self.architecture, self.config, self.tokens, self.source, self.group = architecture, config, tokens, source, group
+        self.architecture, self.config, self.tokens, self.group = architecture, config, tokens, group
+        self.source = None if source is None else source.absolute()  # a link's target may have another name: .apr files in a cache
         self.device = resolve_device(device) if isinstance(device, str) else device
         self.adaptation, self._opened = adaptation or Adaptation.of(config), adaptation is not None
         self.merged = not self.adaptation.targets
@@ -280,9 +281,8 @@ class ClassifyPipeline:
     def save(self, folder: Path) -> None:
         """The adapter and head in PEFT's format with the settings beside; a folder that holds an adapter is replaced."""
         self._require_updates()
-        base = None if self.source is None else self.source.absolute()  # a link's target may have another name: .apr files in a cache
         known, extra = self.base_checksums, self._extra()
-        save_adapter(folder, self.architecture, self.adaptation, self._trainable(), base=base, extra=extra, base_checksums=known)
+        save_adapter(folder, self.architecture, self.adaptation, self._trainable(), base=self.source, extra=extra, base_checksums=known)
 
     def merge(self, folder: Path) -> None:
         """A plain Hugging Face checkpoint with the updates in its weights, and the head beside. Raises a FileExistsError."""

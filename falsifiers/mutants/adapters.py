@@ -337,6 +337,13 @@ def merge_quantises_what_is_stored(merge: Step, *given: Any, **options: Any) -> 
     return merge(*given, **{**options, "quantized_as": None})
 
 
+@wrong_step("impl.pipeline:ClassifyPipeline.__init__")
+def base_from_where_the_process_is(init: Step, self: Any, *given: Any, source: Path | None = None, **named: Any) -> None:
+    """A pipeline looks for its base from the folder that the process is in by then."""
+    init(self, *given, source=source, **named)
+    self.source = source
+
+
 @wrong_step("impl.pipeline:ClassifyPipeline.merge")
 def pipeline_merges_what_is_stored(merge: Step, self: Any, folder: Path) -> None:
     """The same in the pipeline and the command alone."""

@@ -1,9 +1,11 @@
 """Adapters merged into the base weights: the sums, the logits of the merged model, and the base that a run merges into."""
 
+import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import chdir
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -108,12 +110,14 @@ def merged_by_the_run(trial: Trial) -> Iterator[Comparison]:
     """A run's pipeline and the command `merge` write the weights that the adapter was trained on, plus its update.
 
     Training is on the shipped float32 checkpoint in NF4, in bfloat16 and float32 by turns, doubly quantised or not. The adapter is not
-    opened on a base that differs by one number.
+    opened on a base that differs by one number. The process that trains leaves the folder from which it has named its base.
     """
     rng = trial.rng("run")
     model = replace(shipped(rng, trial.seed, nf4=True), trained_in=("bfloat16", "float32")[trial.seed % 2])
     with tempfile.TemporaryDirectory() as parent:
-        trial.classifiers.merged(CHECKPOINT, _settings(model), model.trainable, Path(parent))
+        with chdir(parent):
+            named = Path(os.path.relpath(CHECKPOINT, os.path.realpath(parent)))
+            trial.classifiers.merged(named, _settings(model), model.trainable, Path(parent), partial(os.chdir, CHECKPOINT))
         yield from _sums(model, Path(parent) / "merged", CHECKPOINT)
         yield from _sums(model, Path(parent) / "opened", CHECKPOINT)
         yield from _saved_again(trial, Path(parent))
