@@ -273,3 +273,36 @@ wrong_steps(
         _packing(bounds=lambda value: value.to(torch.int16).to(value.dtype)),
     ),
 )
+
+
+@wrong_step("impl.fused.step:FusedTrainer.train_batch")
+def layers_count_a_step_that_is_broken_off(train: Any, self: Any, batch: Any) -> Any:
+    """A step is counted before it is made, also where Ctrl-C breaks it off."""
+    try:
+        return train(self, batch)
+    except KeyboardInterrupt:
+        self.optimiser.steps += 1
+        raise
+
+
+@wrong_step("impl.fused.model:FusedClassifier.loss_and_gradients")
+def layers_add_to_what_a_broken_step_left(gradients: Step, self: Any, packed: Any) -> Any:
+    """Gradients are added up and cleared where they have been read, so that those of a step that was broken off count in the next."""
+    left = self.factors.gradients.clone() if getattr(self.factors, "was_broken", False) else 0.0
+    self.factors.was_broken = True
+    outcome = gradients(self, packed)
+    self.factors.gradients.add_(left)
+    self.factors.was_broken = False
+    return outcome
+
+
+@wrong_step("impl.fused.step:FusedTrainer._whole_step")
+def layers_refuse_logits_of_a_large_sum(step: Step, self: Any, packed: Any) -> Any:
+    """Logits are finite where their sum is, which may overflow."""
+    isfinite = torch.isfinite
+
+    def of_sums(value: Any) -> Any:
+        return isfinite(value if value.ndim == 0 else value.sum(-1, keepdim=True))
+
+    with patch.object(torch, "isfinite", of_sums):
+        return step(self, packed)

@@ -179,3 +179,32 @@ def tuning_that_is_refused_ends_the_step(tune: Step, self: Any, a: Any, b: Any, 
         except OSError:
             return
     tune(self, a, b, bias)
+
+
+@wrong_step("impl.fused.weights:Weights.begin")
+def layers_go_on_with_the_order_of_a_broken_step(begin: Any, self: Any, uses: Any) -> None:
+    """The order of products is begun anew only after its end, which a step that is broken off does not reach."""
+    if not self._uses:
+        begin(self, uses)
+
+
+@wrong_step("impl.fused.weights:JoinedWeight.__init__")
+def layers_give_back_the_scales_of_neighbours(init: Any, self: Any, projections: Any, *given: Any) -> None:
+    """Of joined weights in NF4 keys and values get each other's scales for what computes with them afterwards."""
+    init(self, projections, *given)
+    if len(projections) == 3 and self.plain is None:
+        keys, values = (projection.quantized for projection in projections[1:])
+        keys.absmax, values.absmax = values.absmax, keys.absmax
+
+
+@wrong_step("impl.fused.model:FusedClassifier.loss_and_gradients")
+def layers_launch_for_texts_alone(gradients: Step, self: Any, packed: Any) -> Any:
+    """Attention is launched for the longest text, and not for the tokens that fill up, which may be more."""
+    with patch("blackswan.impl.fused.model.GRAIN", 0):
+        return gradients(self, packed)
+
+
+@wrong_step("impl.kernels.swiglu:launch")
+def kernels_launch_tokens_along_the_second_axis(launch: Step, kernel: Any, grid: Any, *given: Any, **named: Any) -> None:
+    """Tokens are programs along the second axis, where a GPU has at most 65,535."""
+    launch(kernel, grid[::-1], *given, **named)

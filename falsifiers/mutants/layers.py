@@ -177,6 +177,10 @@ mutants(
         "Positions beyond the first 1,024 of a sample are not read.",
         through("x", by=lambda x, _: np.where(np.arange(x.shape[1])[:, None] < ONE_WAVE, x, 0)),
     ),
+    pool_of_positions_in_a_byte=(
+        "Positions beyond the first 256 of a sample are not read.",
+        through("x", by=lambda x, _: np.where(np.arange(x.shape[1])[:, None] < 2**8, x, 0)),
+    ),
     pool_positions_in_16_bits=(
         "The last real token is looked for among the positions below 32,768.",
         _with_mask("last", lambda mask: mask & (np.arange(mask.shape[1]) < 2**15)),

@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 TARGETS = ("q_v", "all", "k_proj,o_proj,up_proj", "v_proj,gate_proj,down_proj")
 POOLINGS = ("mean", "last")
 """Poolings by which rotations show; by the first token they do not, for it attends to itself alone."""
-CALLS = (("train_batch", 3), ("train_batch", 4), ("accumulate", 1), ("accumulate", 4), ("apply", 0), ("train_batch", 2), ("train_batch", 3))
-"""Calls of a trainer with so many samples, of which three are computed at a time."""
+CALLS = (
+    *(("train_batch", 3), ("train_batch", 4), ("accumulate", 1), ("accumulate", 4), ("apply", 0), ("train_batch", 2), ("train_batch", 3)),
+    ("forward_only", 4),
+)
+"""Calls of a trainer with so many samples, of which three are computed at a time; the last one evaluates."""
 RATE_SET = 5
 """Number of the call before which the rate is set by hand, when a step has been captured and, where nothing moves, no state was loaded."""
 MANY = 6
@@ -53,6 +56,7 @@ def follow_differentiation(trial: Trial) -> Iterator[Comparison]:
     yield from _single_steps(trial)
     if trial.on_gpu:  # where every step has Triton's kernels
         return
+    yield from _broken_off(trial)
     work, settings = _drawn(trial.rng("kernels"), trial, trial.seed, FAMILIES[trial.seed % 3])
     work = replace(work, layers=1, nf4=True, micro=1)
     kernels = _followed(trial, trial.rng("batches"), work, settings, [("train_batch", 1)], plain=False)
@@ -101,19 +105,24 @@ def _single_steps(trial: Trial) -> Iterator[Comparison]:
 
 
 def _unusual_steps(trial: Trial) -> Iterator[Comparison]:
-    """A step on samples of which the head is certain, so that the gradient is exactly zero; one with labels between 0 and 1; and one on
-    more than 32,767 tokens, in texts of more than 255."""
+    """A step on samples of which the head is certain, so that the gradient is exactly zero; one with logits whose sum is infinite; one with
+    labels between 0 and 1; one on more than 32,767 tokens, in texts of more than 255; and one on a token of a trainer of so short texts
+    that more tokens fill up."""
     rng = trial.rng("unusual steps")
     work, settings = _drawn(rng, trial, 2, FAMILIES[trial.seed % 3])
     many = replace(work, family="llama", layers=1, heads=2, kv_heads=1, head_dim=8, hidden=16, intermediate=24)
     many = replace(many, seq=LONG, micro=1 + 2**15 // LONG, pooling="last")
     many_settings = settings | {"max_norm": None, "scaling": {}, "class_weights": None}
     certain = {BIAS: np.array([0.0, 0.0, 200.0], np.float32), HEAD: np.zeros((3, work.hidden), np.float32)}
+    large = {BIAS: np.full(3, 2e38, np.float32), HEAD: np.zeros((3, work.hidden), np.float32)}
     ids, mask, labels = _batch(rng, work, 2, False)
+    short = replace(work, seq=2, micro=1)
     soft = rng.uniform(0.1, 0.9, (2, work.classes)).astype(np.float32)
     full = rng.integers(0, many.vocab, (many.micro, LONG))
     asked: dict[str, tuple[Workload, dict[str, Any], Batch, dict[str, Array]]] = {
         "no gradient": (work, settings, (ids, mask, np.full_like(labels, 2)), certain),
+        "large logits": (work, settings, (ids, mask, labels), large),
+        "a token": (short, settings, (ids[:1, :2], np.array([[True, False]]), labels[:1]), {}),
         "labels between 0 and 1": (work, settings | {"multi_label": True, "class_weights": None}, (ids, mask, soft), {}),
         "many tokens": (many, many_settings, (full, np.ones(full.shape, bool), rng.integers(0, many.classes, many.micro)), {}),
     }
@@ -129,8 +138,44 @@ def _unusual_steps(trial: Trial) -> Iterator[Comparison]:
         yield from _near_states(trial, label, expected, found, moving=label != "no gradient")
 
 
+BROKEN = {
+    "train_batch": ("attention_forward", "attention_backward", "rms_norm_backward", "adamw_moved"),
+    "accumulate": ("rms_norm_backward", "attention_forward", "attention_backward"),
+}
+"""What breaks a call off: with few gradients there and with many of them, in the forward pass, and where the parameters are moved."""
+
+
+def _broken_off(trial: Trial) -> Iterator[Comparison]:
+    """Two trainers of unlike sizes make their calls in turns, and others before these are broken off: both do what they do alone."""
+    rng = trial.rng("broken off")
+    work, settings = _drawn(rng, trial, 2, FAMILIES[trial.seed % 3])
+    other = replace(work, nf4=True, layers=1, hidden=64, intermediate=80, rank=work.rank + 1, classes=work.classes + 1)
+    settings |= {"class_weights": None}
+    given = [(each, _adapted(drawn(rng, replace(each, targets="all")), each.targets)) for each in (work, other)]
+    calls = [(name, [_batch(rng, each, samples, False) for each in (work, other)]) for name, samples in CALLS]
+
+    def made(which: Sequence[int], broken: bool) -> dict[str, Any]:
+        found = dict[str, Any]()
+        steps = {one: trial.devices.steps(replace(given[one][0], backend="fused"), given[one][1], settings) for one in which}
+        for (number, (name, batches)), (one, each) in product(enumerate(calls), steps.items()):
+            call = "train_batch" if name == "train_batch" else "accumulate"
+            for function in BROKEN[call] if broken else ():
+                found[f"{call} before call {number} of trainer {one}, in {function}"] = each.broken(function, call, *calls[0][1][one])
+            found[f"call {number} of trainer {one}"] = {**each.call(name, *batches[one]), **each.state()}
+        return found
+
+    right, found = made([0], False) | made([1], False), made([0, 1], True)
+    for label, answer in found.items():
+        yield from same(label, right.get(label, "KeyboardInterrupt"), answer)
+
+
 SHARED_MEMORY = 227 * 1024
 """Bytes that a program may have on an H100 (CUDA C++ Programming Guide, compute capability 9.0)."""
+
+
+MANY_TOKENS = 200_000
+PROGRAMS = (2**31 - 1, 65535, 65535)
+"""Programs along each axis of a launch (CUDA C++ Programming Guide, maximum dimensions of a grid of thread blocks)."""
 
 
 def chosen_where_they_fit(trial: Trial) -> Iterator[Comparison]:
@@ -176,6 +221,8 @@ def chosen_where_they_fit(trial: Trial) -> Iterator[Comparison]:
             )
     yield from _kernels_run(trial)
     yield from _tiles_fit(trial)
+    for kernel, axis, programs in trial.devices.programs(MANY_TOKENS):
+        yield value_at_most(f"programs of {kernel} along axis {axis}", programs, PROGRAMS[axis])
 
 
 def _kernels_run(trial: Trial) -> Iterator[Comparison]:
@@ -242,6 +289,7 @@ def _followed(
             other = _another(rng, state)  # one for both, for where a gradient is noise Adam moves a parameter by all of the rate
             for each in (right, tried):
                 each.load(other)
+    yield from same("frozen tensors after the calls", right.frozen(), tried.frozen())
     if plain:
         yield from _refused(trial, rng, work, tried, settings["multi_label"])
 

@@ -147,6 +147,14 @@ class Devices(Door):
         order = {name: (each.keys, each.queries) if "key" in name else (each.queries, each.keys) for name, each in found.items()}
         return {name: (*order[name], each.stages) for name, each in found.items()}
 
+    def programs(self, tokens: int) -> list[tuple[str, int, int]]:
+        """By kernel and axis the programs that are launched for so many tokens, without running one; none without Triton."""
+        if kernels.missing():
+            return []
+        from blackswan.falsifiers.subjects.impl.kernel_calls import programs  # imports Triton
+
+        return programs(tokens)
+
     def last_rows(self) -> list[tuple[str, Array, Array]]:
         """Runs each kernel on more than 2³¹ elements, on a GPU: the last rows of its outputs, and what it gives for these alone."""
         return list(last_rows(self._device))

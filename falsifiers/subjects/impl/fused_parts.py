@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from blackswan.falsifiers.subjects.protocol import Lacks
-from blackswan.impl.fused import products
-from blackswan.impl.fused.model import mean, read_rows
+from blackswan.impl.fused import model, products
 from blackswan.impl.fused.products import Products
 
 
@@ -48,8 +47,8 @@ def pool(x: Tensor, mask: Tensor, mode: str) -> Tensor:
     packed = x[mask]
     ends = mask.sum(dim=1).cumsum(0)
     bounds = torch.cat([ends.new_zeros(1), ends, ends[-1:]]).to(torch.int32)  # no token fills up
-    rows = read_rows(bounds, len(packed), mode)
-    return mean(packed, bounds) if rows is None else packed[rows]
+    rows = model.read_rows(bounds, len(packed), mode)
+    return model.mean(packed, bounds) if rows is None else packed[rows]
 
 
 _shared = Products()

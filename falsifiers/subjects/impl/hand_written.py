@@ -6,7 +6,7 @@ thousand times as long in its interpreter; and computations behave as captured o
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from types import MethodType
 from typing import Any
@@ -21,9 +21,11 @@ from blackswan.falsifiers.subjects.impl.late import few_tokens
 from blackswan.falsifiers.subjects.protocol import Lacks, Session
 from blackswan.impl import kernels, pipeline
 from blackswan.impl.classifier import Classifier, trainable_shapes
+from blackswan.impl.fused import step
 from blackswan.impl.fused.packing import Packed
 from blackswan.impl.fused.step import FusedTrainer
 from blackswan.impl.group import ALONE
+from blackswan.impl.nf4 import Nf4Weight
 from blackswan.impl.operations import OPERATIONS
 from blackswan.impl.operations.attention import frequencies
 from blackswan.impl.optimiser import AdamW
@@ -54,17 +56,39 @@ class Steps(Session):
         fused = _Captured if place.type == "cpu" else FusedTrainer
         self._trainer = fused(made, longest=work.seq, **given) if work.backend == "fused" else Trainer(made, **given)
 
-    def call(self, name: str, ids: Array, mask: Array, labels: Array) -> dict[str, float]:
-        """A call of the trainer with a batch: what it says. `apply` takes what was accumulated."""
+    def call(
+        self, name: str, ids: Array, mask: Array, labels: Array, inside: AbstractContextManager[Any] | None = None
+    ) -> dict[str, float]:
+        """A call of the trainer with a batch: what it says. `apply` takes what was accumulated. It is made inside that block."""
         batch = Batch(*(torch.tensor(value, device=self._place) for value in (ids, mask, labels)))
         few = few_tokens() if self._place.type == "cpu" else nullcontext()
-        with few, plain_kernels() if self._plain else nullcontext():
+        with few, plain_kernels() if self._plain else nullcontext(), inside or nullcontext():
             found = getattr(self._trainer, name)(*([] if name == "apply" else [batch]))
         return {name: float(getattr(found, name) or 0.0) for name in ("loss", "correct", "total", "gradient_norm")}
+
+    def broken(self, function: str, name: str, ids: Array, mask: Array, labels: Array) -> str:
+        """How a call ends that Ctrl-C breaks off in that formula, or in that function of the step."""
+        from blackswan.impl.fused import layer  # imports Triton
+
+        broken = mock.patch.object(layer if hasattr(layer, function) else step, function, side_effect=KeyboardInterrupt)
+        try:
+            self.call(name, ids, mask, labels, broken)
+        except KeyboardInterrupt as error:
+            return type(error).__name__
+        return "nothing"
 
     def state(self) -> dict[str, Array]:
         """The trainer's state."""
         return {name: to_numpy(value) for name, value in self._trainer.state().items()}
+
+    def frozen(self) -> dict[str, Array]:
+        """The frozen tensors of the classifier, and the weights that its projections in NF4 compute with."""
+        model = self._trainer.classifier
+        held = {name: value for name, value in model.named_parameters() if name not in model.trainable_parameters()}
+        packed = {name: module for name, module in model.named_modules() if isinstance(module, Nf4Weight)}
+        return {
+            name: to_numpy(value) for name, value in (held | {name: q.dequantized(torch.float32) for name, q in packed.items()}).items()
+        }
 
     def set_rate(self, rate: float) -> None:
         """The rate of the next step."""

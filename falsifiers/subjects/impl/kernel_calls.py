@@ -4,13 +4,15 @@ An answer is a label, what is right by another call of the same kernels, and wha
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import KernelInterface
 
 from blackswan.falsifiers.subjects.conversion import to_numpy
 from blackswan.impl.kernels import attention, cross_entropy, nf4_dequantize, rms_norm, rope, swiglu
@@ -146,6 +148,31 @@ def in_given_memory(rows: int) -> Iterator[Answer]:
             for name in inputs:
                 copies = {key: value.clone() for key, value in call.inputs.items()}
                 yield from _each(f"{call.name}, {output} over {name}", plain, call(**copies, **{output: copies[name]}))
+
+
+def programs(rows: int) -> list[tuple[str, int, int]]:
+    """By kernel and axis how many programs are launched for so many rows; none is run."""
+    found = list[tuple[str, int, int]]()
+
+    class Noted:
+        """Stands for a kernel, and is launched without being run."""
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            """What is launched with so many programs."""
+            found.extend((self.name, axis, count) for axis, count in enumerate(grid))
+            return mock.Mock()
+
+    with ExitStack() as patched:
+        for module in (attention, cross_entropy, nf4_dequantize, rms_norm, rope, swiglu):
+            kernels = [name for name, value in vars(module).items() if isinstance(value, KernelInterface | InterpretedFunction)]
+            for name in kernels:
+                patched.enter_context(mock.patch.object(module, name, Noted(name)))
+        for call in calls(rows):
+            call()
+    return found
 
 
 def of_no_rows() -> Iterator[Answer]:
