@@ -208,3 +208,23 @@ def layers_launch_for_texts_alone(gradients: Step, self: Any, packed: Any) -> An
 def kernels_launch_tokens_along_the_second_axis(launch: Step, kernel: Any, grid: Any, *given: Any, **named: Any) -> None:
     """Tokens are programs along the second axis, where a GPU has at most 65,535."""
     launch(kernel, grid[::-1], *given, **named)
+
+
+@wrong_step("impl.fused.model:FusedClassifier._losses")
+def layers_round_class_weights(losses: Step, self: Any, *given: Any) -> Any:
+    """Class weights are kept in the dtype of the weights."""
+    kept = self.class_weights
+    self.class_weights = None if kept is None else kept.to(self.embedding.dtype)
+    try:
+        return losses(self, *given)
+    finally:
+        self.class_weights = kept
+
+
+wrong_steps(
+    "impl.fused.model:FusedClassifier._losses",
+    layers_round_labels=(
+        "Labels between 0 and 1 are kept in the dtype of the weights.",
+        lambda losses, self, logits, labels: losses(self, logits, labels.to(self.embedding.dtype) if self.multi_label else labels),
+    ),
+)

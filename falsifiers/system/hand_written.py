@@ -65,27 +65,30 @@ def follow_differentiation(trial: Trial) -> Iterator[Comparison]:
 
 def _single_steps(trial: Trial) -> Iterator[Comparison]:
     """One of two workers, whose batch is that of both; the first token of each sample; an MLP so narrow that the weights of attention are
-    the largest; a head in 16 bits whose logits, those of its bias, have no rounding; and NF4 whose blocks do not meet, or that is quantised
-    doubly, which is refused."""
+    the largest; a head in 16 bits whose logits, those of its bias, have no rounding, with weights of the classes or labels between 0 and 1,
+    which those bits do not hold; and NF4 whose blocks do not meet, or that is quantised doubly, which is refused."""
     rng = trial.rng("single steps")
     work, settings = _drawn(rng, trial, 0, FAMILIES[trial.seed % 3])
     alone = {
         BIAS: rng.permutation(np.array([0.5, -1.25, 2.0], np.float32)),
         "trainable/score.weight": np.zeros((3, work.hidden), np.float32),
     }
+    narrow_head, steps_of_16_bits = replace(work, dtype="bfloat16"), 0.5 + rng.integers(0, 100, (2, 3)) / 256
+    soft = (steps_of_16_bits + 0.0019).astype(np.float32)  # all would be rounded down
     asked: dict[str, tuple[Workload, dict[str, Any], dict[str, Array]]] = {
         "two workers": (work, {"workers": 2}, {}),
         "the first token": (replace(work, pooling="first"), {}, {}),
         "a narrow MLP": (replace(work, nf4=True, intermediate=8), {}, {}),
-        "a head of 16 bits": (replace(work, dtype="bfloat16"), {"max_norm": None}, alone),
+        "a head of 16 bits": (narrow_head, {"max_norm": None, "class_weights": rng.uniform(0.3, 3.0, 3).tolist()}, alone),
+        "a head of 16 bits, several labels": (narrow_head, {"max_norm": None, "multi_label": True}, alone),
     }
     for label, (of_one, changed, state) in asked.items():
-        weights, batch = _adapted(drawn(rng, replace(of_one, targets="all")), work.targets), _batch(rng, of_one, 2, False)
-        said = []
+        weights, (ids, mask, labels) = _adapted(drawn(rng, replace(of_one, targets="all")), work.targets), _batch(rng, of_one, 2, False)
+        said, labels = list[dict[str, float]](), soft if "multi_label" in changed else labels
         for backend in ("torch", "fused"):
             steps = trial.devices.steps(replace(of_one, backend=backend), weights, settings | changed)
             steps.load({**steps.state(), **state})
-            said.append(steps.call("train_batch", *batch))
+            said.append(steps.call("train_batch", ids, mask, labels))
         told = ("loss", "correct", "total") if state else tuple(said[0])
         yield from (trial.near(f"{label}: {key}", said[0][key], said[1][key]) for key in told)
     # a pair of blocks holds 128 weights, as many as gate and up have each: these could be joined
