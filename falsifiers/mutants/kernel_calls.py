@@ -260,3 +260,10 @@ wrong_steps(
     attention_by_narrow_heads_alone=("Heads of 256, which the layers are chosen for, end the first step.", lambda _: 192),
     attention_by_heads_of_any_width=("Heads are taken that no program holds in registers.", lambda right: 2 * right),
 )
+
+
+@wrong_step("impl.kernels.rms_norm:buffer")
+def kernel_writes_on_any_device(buffer: Step, name: str, given: Tensor | None, shape: Any, like: Tensor, *dtype: Any) -> Tensor:
+    """Memory to write into that is on another device is left, and not refused."""
+    found: Tensor = buffer(name, None if given is not None and given.device != like.device else given, shape, like, *dtype)
+    return found

@@ -182,12 +182,13 @@ def of_no_rows() -> Iterator[Answer]:
 
 
 def refusals(rows: int) -> Iterator[Answer]:
-    """An output of another shape, dtype or layout is refused, and inputs that do not belong together or do not lie as kernels read them."""
+    """An output of another shape, dtype, layout or device is refused, and inputs that do not fit together or lie as kernels read them."""
     for call in calls(rows):
         arguments, first = call.inputs | call.others, next(iter(call.inputs), "")
         results = dict(zip(call.outputs, call(), strict=False))
         for name, value in results.items():
             yield from _refused(call, f"{name} of another dtype", {name: value.to(torch.bfloat16)})
+            yield from _refused(call, f"{name} on another device", {name: value.to("meta")})
             if value.dim():
                 yield from _refused(call, f"{name} with a row more", {name: torch.cat([value, value[:1]])})
                 yield from _refused(call, f"{name} with gaps", {name: _gaps(value)})
