@@ -28,6 +28,13 @@ wrong_step("impl.settings:given_options", name="options_that_say_no_ignored", do
 
 
 @wrong_step("impl.settings:resolve")
+def settings_of_the_default_left_out(resolve: Any, size: int, *sources: Any) -> Any:
+    """An option that has the default's value leaves what a file says."""
+    default = resolve(size)
+    return resolve(size, *({name: each for name, each in one.items() if each.value != getattr(default, name)} for one in sources))
+
+
+@wrong_step("impl.settings:resolve")
 def rank_of_an_option_overrides_alpha_of_a_file(resolve: Any, size: int, *sources: Any) -> Any:
     """Alpha is twice the rank of each source that has a rank and no alpha."""
     alone = [source for source in sources if "lora_rank" in source and "lora_alpha" not in source]

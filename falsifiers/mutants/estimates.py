@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
-from blackswan.impl import dispatch, kernels
+from blackswan.impl import allocations, dispatch, kernels
 from blackswan.impl.memory import WORKSPACE, WORKSPACE_HOPPER
 
 Step = Callable[..., Any]
@@ -78,6 +78,17 @@ def memory_of_one_pass_by_hand(estimate: Step, *given: Any, **options: Any) -> A
 def memory_by_differentiation(*_: Any) -> Any:
     """The memory of a step on a card is that of automatic differentiation, whatever runs there."""
     return False, None
+
+
+@wrong_step("impl.allocations:Allocations._run")
+def estimate_by_schemas(run: Any, self: Any, func: Any, args: Any, kwargs: Any, *given: Any) -> Any:
+    """Operations whose schema says nothing of an alias are counted as ones that allocate, as a view that torch calls unsafe."""
+    fresh = not any(result.alias_info for result in func._schema.returns)
+    key = (func, allocations._form(args), allocations._form(tuple(kwargs.items())))
+    result = run(self, func, args, kwargs, *given)
+    if fresh and isinstance(result, torch.Tensor) and result.is_meta and result.untyped_storage().nbytes() == result.nbytes:
+        self._known[key] = allocations._form(result)
+    return result
 
 
 @wrong_step("impl.allocations:_CUDA")

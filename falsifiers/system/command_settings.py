@@ -30,16 +30,17 @@ from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.classifier import TARGETS
 
 ALPHA = {
-    "one label": {"lora_rank": "option", "lora_alpha": "file"},
-    "several labels": {"lora_rank": "both", "lora_alpha": "default"},
+    "one label": {"lora_rank": "option", "lora_alpha": "file", "weight_decay": "back"},
+    "several labels": {"lora_rank": "both", "lora_alpha": "default", "accumulation_steps": "back"},
 }
-"""Alpha follows the rank, wherever that comes from, but only where alpha is given nowhere."""
+"""Alpha follows the rank, wherever that comes from, but only where alpha is given nowhere. With `back` the file has the value, and an option
+the default."""
 
 
 @reads_files
 def settings_reach_the_run(trial: Trial) -> list[Comparison]:
-    """Each setting, away from its default, arrives bit for bit, given by an option, in a file or by both, of which the option counts, in
-    every spelling of YAML's.
+    """Each setting, away from its default, arrives bit for bit, given by an option, in a file or by both, of which the option counts, also
+    where it has the default's value, in every spelling of YAML's.
 
     It stands in config.yaml, run.json and beside the adapter; what is not given has its default. A run from config.yaml is the same run.
     """
@@ -68,17 +69,18 @@ def _away(rng: Generator) -> dict[str, dict[str, Any]]:
 
 def _reach(trial: Trial, name: str, problem: Small, away: Mapping[str, Any]) -> Iterator[Comparison]:
     rng = trial.rng(f"ways {name}")
-    ways = {setting: str(rng.choice(["option", "file", "both", "default"], p=[0.35, 0.35, 0.2, 0.1])) for setting in away}
+    ways = {setting: str(rng.choice(["option", "file", "both", "back", "default"], p=[0.3, 0.3, 0.2, 0.1, 0.1])) for setting in away}
     ways |= dict.fromkeys(("num_classes", "epochs", "class_weights", "multi_label", "double_quantize"), "option")
     ways |= ALPHA[name]
     ways |= {setting: "both" for setting, value in away.items() if value is None}  # none is a value, which comes before a number too
-    expected = QLORA | {setting: value for setting, value in away.items() if ways[setting] != "default"}
+    expected = QLORA | {setting: value for setting, value in away.items() if ways[setting] not in ("back", "default")}
     if ways["lora_alpha"] == "default":
         expected["lora_alpha"] = 2.0 * expected["lora_rank"]
-    by_file = {setting: value for setting, value in away.items() if ways[setting] == "file"}
+    by_file = {setting: value for setting, value in away.items() if ways[setting] in ("back", "file")}
     by_file |= {setting: value for setting, value in QLORA.items() if ways.get(setting) == "both"}
     (problem.folder / "given.yaml").write_text("".join(f"{setting}: {json.dumps(value)}\n" for setting, value in by_file.items()))
     given = options({setting: value for setting, value in away.items() if ways[setting] in ("option", "both")})
+    given += options({setting: QLORA[setting] for setting in away if ways[setting] == "back"})
     yield from _spelled(trial, problem.folder / "spelled.yaml", away)
     texts = texts_of(rng, 10)
     corpus = problem.corpus("corpus", texts, [index % 2 for index in range(10)])

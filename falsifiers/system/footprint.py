@@ -65,7 +65,7 @@ def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
 
     So it is with double quantisation, which does not make the backward pass keep more. The estimate is the same when it is asked again,
     also where its rotary angles have not been computed before, and for a card by its number; of cards that are here each is asked itself.
-    What a step needs that is far beyond this host's memory is estimated as any other's.
+    What a step needs that is far beyond this host's memory is estimated as any other's. Without content as much is counted as with it.
     """
     rng = trial.rng("parts")
     plain = replace(
@@ -91,6 +91,7 @@ def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
         ask, count = partial(trial.memory.estimate, replace(nothing, backend=backend)), min(nothing.accumulation, 0)
         every.append(trial.refuses(f"{backend}: a step of nothing", ask, f"is {count}: expected at least 1", "ValueError"))
     every += _counted_by(trial)
+    every += same("peaks of some passes, counted without content", *map(trial.memory.counted, ("cpu", "meta")))
     huge = trial.memory.estimate(replace(plain, batch=2**20, seq=2**15), "cuda").total
     every.append(value_at_least("total of a step that no host has the memory for", huge, 8 * 2**35))
     numbered = same(f"the estimate on CUDA, asked again for number {number}", first, again)

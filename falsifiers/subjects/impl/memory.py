@@ -86,6 +86,21 @@ class Memory(Door):
         with _cards_of(capabilities):
             return memory.estimate_of(counted, torch.device(kind)).total
 
+    def counted(self, device: str) -> list[int]:
+        """The peaks that are counted of some passes of two layers over [batch, seq, hidden], forward alone and with the backward pass, with
+        content on `cpu` or without on `meta`."""
+        x, *weights = (torch.ones(shape, device=device) for shape in ((3, 5, 8), (16, 8), (64, 16)))
+        peaks = list[int]()
+        for trained in (False, True):
+            with allocations.Allocations(device, 1) as taken:
+                for _ in range(3):
+                    y = torch.nn.functional.silu(x @ weights[0].requires_grad_(trained).T)
+                    loss = torch.nn.functional.linear(y, weights[1].requires_grad_(trained)).square_().mean()
+                    if trained:
+                        torch.autograd.grad(loss, weights)
+            peaks.append(int(taken.peak))
+        return peaks
+
     def of_a_run(
         self, samples: int, settings: Mapping[str, Any], longest: int = 8, kind: str | None = None, capabilities: Sequence[int] = ()
     ) -> int:
