@@ -33,7 +33,7 @@ ALPHA = {
     "one label": {"lora_rank": "option", "lora_alpha": "file", "weight_decay": "back"},
     "several labels": {"lora_rank": "both", "lora_alpha": "default", "accumulation_steps": "back"},
 }
-"""Alpha follows the rank, wherever that comes from, but only where alpha is given nowhere. With `back` the file has the value, and an option
+"""Alpha follows the rank, wherever that comes from, but only where alpha is given nowhere. With `back` a file has the value, and an option
 the default."""
 
 
