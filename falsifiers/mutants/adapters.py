@@ -243,6 +243,10 @@ wrong_steps(
     merge_with_scale_one=("W + B A.", lambda merge, weight, a, b, _: merge(weight, a, b, a.shape[0]), "P24"),
     merge_with_scale_alpha=("W + alpha B A.", lambda merge, weight, a, b, alpha: merge(weight, a, b, alpha * a.shape[0]), "P23"),
     merge_left_out=("The merged checkpoint is the base.", lambda merge, weight, a, b, alpha: merge(weight, a, 0 * b, alpha)),
+    merge_in_float32_of_float64=(
+        "Weights in float64 are merged in float32.",
+        lambda merge, *held: merge(*(value.float() for value in held[:3]), held[3]).to(held[0].dtype),
+    ),
     merge_in_low_precision=(
         "Weight and factors merged in bfloat16.",
         lambda merge, *held: merge(*(value.bfloat16() for value in held[:3]), held[3]).to(held[0].dtype),

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 
 Operations = Mapping[str, Callable[..., Any]]
@@ -13,8 +15,22 @@ def _with(name: str, make: Callable[..., Any]) -> Callable[[Operations], Operati
     return lambda right: {**right, name: lambda **given: make(right[name], **given)}
 
 
+def _in_float32(right: Callable[..., Any], **given: Any) -> Any:
+    """What the operation gives for arrays in float64 that are rounded to float32."""
+    wide = {name for name, value in given.items() if getattr(value, "dtype", None) == torch.float64}
+    found = right(**{name: value.float() if name in wide else value for name, value in given.items()})
+    return found.double() if wide else found
+
+
 wrong_steps(
     "impl.dispatch:OPERATIONS",
+    float64_rotated_by_float32=("Pairs in float64 are rotated in float32.", _with("rope", _in_float32)),
+    float64_entropy_in_float32=(
+        "The binary cross-entropy of logits in float64 is computed in float32.",
+        _with("bce_with_logits", _in_float32),
+    ),
+    float64_pooled_in_float32=("Vectors in float64 are pooled in float32.", _with("pool", _in_float32)),
+    float64_softmax_in_float32=("The softmax of logits in float64 is computed in float32.", _with("softmax", _in_float32)),
     operations_broadcast_targets=(
         "Targets of another shape are broadcast to that of the logits.",
         _with("bce_with_logits", lambda right, logits, targets: right(logits, targets.broadcast_to(logits.shape))),

@@ -215,12 +215,18 @@ def _sum(model: Model, name: str, merged: Array | None) -> Comparison:
         return broken(name, "dtype", str(model.decoder[name].dtype), str(merged.dtype))
     path, dtype, scalars = name.removesuffix(".weight"), merged.dtype.name, model.scalars
     weight, update, size = base_weight(model, path), np.zeros(()), np.zeros(())
+    product = single = UNIT_ROUNDOFF["float32"]
     if f"{path}.lora_A.weight" in model.trainable:
-        a, b = (np.asarray(model.trainable[f"{path}.lora_{factor}.weight"], np.float64) for factor in "AB")
+        factors = [model.trainable[f"{path}.lora_{factor}.weight"] for factor in "AB"]
+        product = UNIT_ROUNDOFF["float64"] if any(factor.dtype == np.float64 for factor in factors) else single
+        a, b = (np.asarray(factor, np.float64) for factor in factors)
         scale = scalars["alpha"] / scalars["rank"]
         update, size = scale * (b @ a), scale * (np.abs(b) @ np.abs(a))
     exact = weight + update
-    single, unit = UNIT_ROUNDOFF["float32"], UNIT_ROUNDOFF[dtype]
+    unit = UNIT_ROUNDOFF[dtype]
+    added = UNIT_ROUNDOFF["float64"] if dtype == "float64" else product
     least = 2.0**-25 if dtype == "float16" else 2.0**-120  # half of the smallest number
-    bound = unit * np.abs(exact) + (1 + unit) * single * (np.abs(weight) + np.abs(exact) + (scalars["rank"] + 2) * size) + least
+    dequantised = single * np.abs(weight) if scalars["nf4"] else 0.0  # to float32, whatever the weight was before
+    errors = dequantised + added * (np.abs(weight) + np.abs(exact)) + product * (scalars["rank"] + 2) * size
+    bound = unit * np.abs(exact) + (1 + unit) * errors + least
     return compare(f"{name} / bound", exact / bound, np.asarray(merged, np.float64) / bound, Errors.flat(1.0), unit)

@@ -1,0 +1,65 @@
+"""Operations of numbers in float64."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from blackswan import reference
+from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.system.trial import Trial
+
+Asked = tuple[str, dict[str, Any], dict[str, Any]]
+"""An operation, its inputs and its scalars."""
+
+
+def operations_keep_float64(trial: Trial) -> Iterator[Comparison]:
+    """Each operation of arrays in float64 gives what the reference gives."""
+    rng = trial.rng("operations")
+    for operation, inputs, scalars in [*_of_models(rng), *_of_losses(rng), *_of_steps(rng)]:
+        expected = reference.evaluate(operation, inputs, scalars)
+        found = trial.devices.operate(operation, {**inputs, **scalars}, "torch")
+        for (name, value), actual in zip(expected.items(), found, strict=True):
+            yield trial.near(f"{operation} {name}", value, actual)
+
+
+def _of_models(rng: Generator) -> Iterator[Asked]:
+    batch, seq, hidden = (int(size) for size in rng.integers(2, 9, 3))
+    weight, mask = rng.uniform(0.5, 2.0, hidden), np.ones((batch, seq), bool)
+    x, rows = rng.normal(size=(batch, seq, hidden)), rng.normal(size=(batch, hidden))
+    heads, positions = rng.normal(size=(batch, seq, 2, 6)), np.tile(np.arange(seq), (batch, 1))
+    factors = {"lora_a": rng.normal(size=(2, hidden)), "lora_b": rng.normal(size=(3, 2))}
+    matrix = {"weight": rng.normal(size=(3, hidden))}
+    yield "embedding", {"input_ids": rng.integers(0, batch, (2, seq)), "weight": rows}, {}
+    yield "linear", {"x": x, **matrix, "bias": rng.normal(size=3)}, {}
+    yield "residual_add", {"x": x, "branch": x[::-1].copy()}, {}
+    yield "rms_norm", {"x": x, "weight": weight}, {"eps": 1e-6}
+    yield "qk_norm", {"x": heads, "weight": rng.uniform(0.5, 2.0, 6)}, {"eps": 1e-6}
+    yield "rope", {"x": heads, "positions": positions + int(rng.integers(1000))}, {"theta": 10000.0}
+    yield "attention", {"q": heads, **{name: rng.normal(size=(batch, seq, 1, 6)) for name in "kv"}, "mask": mask}, {}
+    yield "softmax", {"x": rows}, {}
+    yield "swiglu", {"gate": x, "up": x[::-1].copy()}, {}
+    yield from (("pool", {"x": x, "mask": mask}, {"mode": mode}) for mode in ("mean", "last", "first"))
+    yield "lora_linear", {"x": x, **matrix, **factors, "bias": rng.normal(size=3)}, {"alpha": 3.0}
+    yield from ((operation, {**matrix, **factors}, {"alpha": 3.0}) for operation in ("lora_merge", "lora_unmerge"))
+
+
+def _of_losses(rng: Generator) -> Iterator[Asked]:
+    batch, classes = (int(size) for size in rng.integers(2, 9, 2))
+    labels, mask = rng.integers(0, classes, batch), np.ones((1, batch), bool)
+    logits = rng.normal(size=(batch, classes))
+    yield "weighted_cross_entropy", {"logits": logits, "labels": labels, "class_weights": rng.uniform(0.5, 2.0, classes)}, {}
+    yield "cross_entropy_per_sample", {"logits": logits, "labels": labels}, {}
+    yield "bce_with_logits", {"logits": logits, "targets": rng.random((batch, classes))}, {}
+    yield "lm_cross_entropy", {"logits": logits[None], "input_ids": labels[None], "mask": mask}, {}
+
+
+def _of_steps(rng: Generator) -> Iterator[Asked]:
+    rows, count = (int(size) for size in rng.integers(2, 9, 2))
+    gradients = rng.normal(size=(rows, count))
+    moments = {name: np.abs(rng.normal(size=count)) for name in ("parameter", "gradient", "exp_avg", "exp_avg_sq")}
+    settings = {"learning_rate": 0.1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
+    yield "adamw_step", moments, {"step": int(rng.integers(1, 2000)), **settings}
+    yield "clip_by_global_norm", {"gradients": gradients}, {"max_norm": 0.5}
+    yield "average_gradients", {"gradients": gradients, "counts": rng.integers(1, 2**18, rows)}, {}
