@@ -68,6 +68,10 @@ mutants(
         wrong_calls(_positions_by_column, "rope"),
         "S21, P9",
     ),
+    decoder_positions_of_a_byte=(
+        "Positions are counted by a byte, and begin again behind 255.",
+        wrong_calls(lambda made: made.run_on("positions", made.value("positions") % 2**8), "rope"),
+    ),
     decoder_last_layer_skipped=("One layer fewer.", wrong_calls(_last_passed, "residual_add")),
     decoder_norms_swapped=("The two norm weights of a block swapped.", wrong_calls(_other_norm, "rms_norm")),
     decoder_residual_from_norm=(
