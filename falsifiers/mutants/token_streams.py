@@ -34,6 +34,15 @@ def token_rows_end_with_their_shard(correct: Step, self: Any, start: int, stop: 
     return correct(self, start, min(stop, end))
 
 
+@wrong_step("impl.token_shards:TokenBatch.predicted")
+def pretrain_tokens_of_a_byte(_: Step, self: Any) -> int:
+    """The predicted tokens of a row are counted by a byte."""
+    return int(sum(((self.mask[:, :-1] & self.mask[:, 1:]).sum(dim=1) % 2**8).tolist()))
+
+
+wrong_step(
+    "impl.token_shards:TokenBatch.predicted", name="pretrain_tokens_of_16_bits", doc="A batch's predicted tokens are counted in 16 bits."
+)(lambda _, self: int((self.mask[:, :-1] & self.mask[:, 1:]).sum()) % 2**16)
 wrong_step("impl.token_shards:epoch_order", name="token_rows_with_replacement", doc="Rows drawn at random with replacement.")(
     lambda _, rows, seed, epoch: np.random.default_rng([seed, epoch]).integers(0, rows, rows).tolist()
 )

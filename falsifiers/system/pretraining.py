@@ -36,6 +36,8 @@ SIZES = {"vocab": VOCAB, "hidden": 16, "intermediate": 24, "layers": 2, "heads":
 HELD_OUT = 40
 """Tokens on which a small run validates."""
 EPS = 1e-8
+ROWS = {2: 300, 2**15 + 1: 3}
+"""Rows of a batch and their tokens: more tokens of a row than a byte counts, and more of a batch than 16 bits."""
 STEPS = 8
 """Of the schedule by which a decoder is trained outside a run."""
 
@@ -69,7 +71,8 @@ def small_pretraining(trial: Trial, epochs: int, **settings: Any) -> Iterator[tu
 def exhausted_stream_ends_the_epoch(trial: Trial) -> list[Comparison]:
     """Each epoch has the steps and tokens that follow from the stream's length, and is validated; the rates are the schedule's.
 
-    Of training and of held-out tokens no more rows than a micro-batch are computed at a time, and no fewer.
+    Of training and of held-out tokens no more rows than a micro-batch are computed at a time, and no fewer. All tokens of long rows, and of
+    many, are counted.
     """
     epochs, rng = 3, trial.rng("schedule")
     schedule: dict[str, Any] = {"schedule": ["linear", "cosine"][trial.seed % 2], "warmup_fraction": float(rng.choice([0.1, 0.3]))}
@@ -95,7 +98,18 @@ def exhausted_stream_ends_the_epoch(trial: Trial) -> list[Comparison]:
             [*_passes(problem.train, count, micro), *_passes(problem.train, HELD_OUT, micro)] * epochs,
             record.rows,
         ),
+        *_many_tokens(trial),
     ]
+
+
+def _many_tokens(trial: Trial) -> Iterator[Comparison]:
+    """A step of long rows, and one of many."""
+    for batch, seq in ROWS.items():
+        with small_pretraining(trial, 1, micro_batch=batch, warmup_fraction=0.0) as (problem, _), temporary_folder() as folder:
+            stream = trial.rng("many tokens").integers(0, VOCAB, batch * (seq - 1) + 1)
+            train = Tokens(write_shards(folder / "many", [stream]), VOCAB, batch, seq)
+            record = trial.pretrainer.run(replace(problem, train=train))
+        yield from same(f"tokens predicted in {batch} rows of {seq}", [len(stream) - 1], [step.tokens for step in record.steps])
 
 
 def _passes(tokens: Tokens, count: int, micro: int) -> Iterator[int]:
