@@ -83,6 +83,13 @@ wrong_step("impl.validation:_first", name="operations_count_from_the_end", doc="
 )
 
 
+@wrong_step("impl.validation:require_finite")
+def operations_add_to_see_what_is_finite(require: Any, name: str, value: Any) -> None:
+    """Numbers are held to be finite where their sum is: large ones in float16 are refused."""
+    require(name, value)
+    require(name, value.sum().reshape(1))
+
+
 @wrong_step("impl.validation:require_below")
 def operations_name_a_limit_too_many(require: Any, name: str, value: Any, limit: int, what: str) -> None:
     """The largest index that is said to be possible is one too large."""

@@ -14,12 +14,15 @@ from blackswan.falsifiers.system.trial import Trial
 Bad = tuple[str, dict[str, Any], str]
 """An operation, what of its arguments is another, and what the refusal has to name."""
 BLOCK = 64
+LARGE = 6e4
+"""A number that float16 holds, and no sum of two of them."""
+LOSSES = ("weighted_cross_entropy", "cross_entropy_per_sample", "bce_with_logits", "lm_cross_entropy")
 
 
 def operations_refuse(trial: Trial) -> Iterator[Comparison]:
     """Each operation answers what is whole, and refuses it with one array or number made bad in each way in which it can be.
 
-    Of shapes these are such as a library would broadcast without a word.
+    Logits are whole too where their sum is no number of float16. Of shapes these are such as a library would broadcast without a word.
     """
     rng = trial.rng("operations")
     whole = _whole(rng)
@@ -27,6 +30,9 @@ def operations_refuse(trial: Trial) -> Iterator[Comparison]:
     for operation, arguments in whole.items():
         for backend in backends[operation]:
             trial.devices.operate(operation, arguments, backend)
+    for operation in LOSSES:  # of finite logits, which add up to none
+        logits = whole[operation]["logits"]
+        trial.devices.operate(operation, whole[operation] | {"logits": np.full(logits.shape, LARGE, np.float16)}, "torch")
     for operation, changes, message in [*_of_losses(rng, whole), *_of_models(whole), *_of_steps(rng, whole)]:
         what = " and ".join(f"{name} {value.shape if np.ndim(value) else value}" for name, value in changes.items())
         for backend in backends[operation]:
