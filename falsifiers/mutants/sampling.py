@@ -228,6 +228,13 @@ wrong_steps(
 
 
 @wrong_step("impl.samples:split_validation")
+def split_trains_on_15_bits(split: Step, samples: Any, *others: Any) -> Any:
+    """Of the training part as many samples are left as 15 bits count."""
+    training, validation = split(samples, *others)
+    return training.select(range(min(len(training), 2**15 - 1))), validation
+
+
+@wrong_step("impl.samples:split_validation")
 def split_overlaps(split: Step, samples: Any, *others: Any) -> Any:
     """Validation samples are trained on as well."""
     return samples, split(samples, *others)[1]

@@ -96,7 +96,19 @@ def split_is_stratified(trial: Trial) -> Iterator[Comparison]:
     yield from _of_few_samples(trial, classes, seed)
     yield from _of_written_fractions(trial, rng)
     yield from _of_many(trial, rng, exact)
+    if trial.seed % 3 == 0:
+        yield from _of_a_large_class(trial, rng, exact)
     yield from _of_no_order(trial, seed)
+
+
+def _of_a_large_class(trial: Trial, rng: Generator, fraction: Fraction) -> Iterator[Comparison]:
+    """A class of more samples than 16 bits count, beside a small one, has its share."""
+    sizes = int(rng.integers(2**16 + 1, 2**16 + 2**10)), 100
+    parts = trial.corpora.split([0] * sizes[0] + [1] * sizes[1], 2, float(fraction), trial.seed)
+    yield from same(f"parts of {sizes}, together", np.arange(sum(sizes)), np.sort([*parts.training, *parts.validation]))
+    for kind, size in enumerate(sizes):
+        taken, share = parts.validation_labels.count(kind), fraction * size
+        yield value_inside(f"samples of class {kind} of {sizes} that are held out", taken, share.__floor__(), share.__ceil__())
 
 
 def _of_no_order(trial: Trial, seed: int) -> list[Comparison]:

@@ -224,6 +224,8 @@ def statistics_are_numpys(trial: Trial) -> Iterator[Comparison]:
     yield from _statistics("whole", whole.statistics, lengths, multi_hot, limit)
     yield from _statistics("selected", part.statistics, lengths[some], multi_hot[some], limit)
     yield from _of_one_sample(trial, multi_label)
+    if trial.seed % 4 == 2:
+        yield from _of_many_samples(trial)
 
 
 def _of_one_sample(trial: Trial, multi_label: bool) -> Iterator[Comparison]:
@@ -235,6 +237,17 @@ def _of_one_sample(trial: Trial, multi_label: bool) -> Iterator[Comparison]:
         found = trial.corpora.read(file, Tokenizing(None, 8))
     yield from same("ids and labels of one sample", [[list(b"ls")], [label]], [found.rows, found.labels])
     yield from _statistics("one sample", found.statistics, np.asarray([2]), np.asarray([label if multi_label else [0, 1, 0]]), 8)
+
+
+def _of_many_samples(trial: Trial) -> Iterator[Comparison]:
+    """Statistics of more samples of a class than 16 bits count, of which each has another class too."""
+    labels = np.eye(3, dtype=np.int64)[np.arange(2**16 + int(trial.rng("many").integers(1, 100))) % 2] | [0, 0, 1]
+    with tempfile.TemporaryDirectory() as folder:
+        file = CorpusFile(Path(folder) / "corpus.jsonl", 3, True)
+        lines = [json.dumps({"input": "ls", "labels": each}) + "\n" for each in labels[:2].tolist()]
+        file.path.write_text("".join(lines[number % 2] for number in range(len(labels))))
+        found = trial.corpora.read(file, Tokenizing(None, 8))
+    yield from _statistics("many samples", found.statistics, np.full(len(labels), 2), labels, 8)
 
 
 def _statistics(prefix: str, found: Mapping[str, Any], lengths: Array, multi_hot: Array, limit: int) -> list[Comparison]:
