@@ -149,6 +149,10 @@ wrong_steps(
         "A block whose scale is subnormal in float16 is written as zeros.",
         lambda steps, values, scale, *ends: steps(values, scale * (scale >= 2.0**-14), *ends),
     ),
+    apr_tiny_matrices_are_zero=(
+        "Numbers are divided by a scale that is 10⁻¹² at least, and a matrix of smaller ones is written as zeros.",
+        lambda steps, values, scale, *ends: steps(values, scale.clamp(min=1e-12), *ends),
+    ),
 )
 wrong_steps(
     "impl.architecture:_rope_type",

@@ -17,6 +17,9 @@ from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.table import Array
 
+TINY = 1e-30
+"""A factor by which numbers in float32 stay far from zero, and are below any usual guard of a division."""
+
 
 @reads_files
 def quantised_export(trial: Trial) -> list[Comparison]:
@@ -64,7 +67,7 @@ def _largest_scales(trial: Trial, model: Model, folder: Path) -> list[Comparison
 
 def _with_midpoints(trial: Trial, model: Model) -> Model:
     """The model with some elements of its matrices next to midway between two steps of their block's unrounded scale, a block of zeros and
-    one of a subnormal scale in each, and a matrix of zeros in a layer."""
+    one of a subnormal scale in each, and a matrix of zeros and one of tiny numbers in a layer."""
     rng, decoder = trial.rng("midpoints"), dict(model.decoder)
     for name, value in decoder.items():
         if value.ndim == 2:
@@ -75,6 +78,7 @@ def _with_midpoints(trial: Trial, model: Model) -> Model:
             blocks[:, ::3] = near[:, ::3].astype(np.float32)
             blocks[0], blocks[1:2] = 0.0, blocks[1:2] * 2.0**-16
             decoder[name] = np.zeros_like(value) if name.endswith("up_proj.weight") else flat.reshape(value.shape)
+            decoder[name] *= np.float32(TINY if name.endswith("gate_proj.weight") else 1.0)
     return replace(model, decoder=decoder)
 
 
