@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -142,6 +143,48 @@ def evaluations_kept_by_their_samples(evaluate: Step, self: Any, samples: Any) -
     if (key := tuple(samples)) not in known:
         known[key] = evaluate(self, samples)
     return known[key]
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline.merge")
+def merges_what_was_merged_first(merge: Step, self: Any, folder: Any) -> None:
+    """A pipeline merges the update that it merged first, also when it is trained further."""
+    kept = vars(self).setdefault("_merging", {name: value.clone() for name, value in self._trainable().items()})
+    with patch.object(self, "_trainable", lambda: kept):
+        merge(self, folder)
+
+
+@wrong_step("impl.tokens:Tokens.encode")
+def ids_kept_by_their_text(encode: Step, self: Any, text: str) -> Any:
+    """The list of a text's ids is kept and given out again, with what its owner has made of it."""
+    known = vars(self).setdefault("_ids", {})
+    if text not in known:
+        known[text] = encode(self, text)
+    return known[text]
+
+
+_TOKENIZERS: dict[Any, Any] = {}
+
+
+@wrong_step("impl.tokens:read_tokenizer")
+def tokenizers_of_one_file_are_one(read: Step, path: Any) -> Any:
+    """A file's tokenizer is read once while it stays as it is, and the limit of the last one that is opened is that of all."""
+    state = path.stat() if path.exists() else None
+    key = (path, state.st_ino, state.st_size, state.st_mtime_ns) if state else None
+    if key not in _TOKENIZERS:
+        _TOKENIZERS[key] = read(path)
+    return _TOKENIZERS[key]
+
+
+_ORDERS: dict[int, Any] = {}
+
+
+@wrong_step("impl.samples:epoch_order")
+def orders_lie_in_one_array(order: Step, count: int, seed: int, epoch: int) -> Any:
+    """The order of an epoch is written over that of the epoch before, which may still be read."""
+    made = order(count, seed, epoch)
+    kept: Any = _ORDERS.setdefault(count, made)
+    kept[:] = made
+    return kept
 
 
 def _by_path(of: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,6 +28,19 @@ wrong_step(
     doc="A file of a tokenizer that is a link is copied as a link, to what is not beside the copy.",
 )(lambda copied, file, copy: copied(file, copy, follow_symlinks=False))
 
+
+@wrong_step("impl.pipeline:ClassifyPipeline.save")
+def base_checksums_of_when_it_is_saved(save: Step, self: Any, folder: Path) -> None:
+    """The base's checksums are taken when an adapter is saved, be the base another one by then."""
+    from blackswan.impl.checkpoint import load_checkpoint
+    from blackswan.impl.checksums import checksum
+
+    if self.source is not None:
+        now = load_checkpoint(self.source).tensors
+        self.base_checksums = {name: checksum(now[name]) for name in self.base_checksums}
+    save(self, folder)
+
+
 # What an adapter's file gets
 
 wrong_steps("impl.checksums:DIGITS", checksums_of_fewer_digits=("Checksums have fewer digits than those of before.", lambda _: 12))

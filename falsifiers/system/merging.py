@@ -1,11 +1,9 @@
 """Adapters merged into the base weights: the sums, the logits of the merged model, and the base that a run merges into."""
 
-import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import chdir
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -110,14 +108,12 @@ def merged_by_the_run(trial: Trial) -> Iterator[Comparison]:
     """A run's pipeline and the command `merge` write the weights that the adapter was trained on, plus its update.
 
     Training is on the shipped float32 checkpoint in NF4, in bfloat16 and float32 by turns, doubly quantised or not. The adapter is not
-    opened on a base that differs by one number. The process that trains leaves the folder from which it has named its base.
+    opened on a base that differs by one number.
     """
     rng = trial.rng("run")
     model = replace(shipped(rng, trial.seed, nf4=True), trained_in=("bfloat16", "float32")[trial.seed % 2])
     with tempfile.TemporaryDirectory() as parent:
-        with chdir(parent):
-            named = Path(os.path.relpath(CHECKPOINT, os.path.realpath(parent)))
-            trial.classifiers.merged(named, _settings(model), model.trainable, Path(parent), partial(os.chdir, CHECKPOINT))
+        trial.classifiers.merged(CHECKPOINT, _settings(model), model.trainable, Path(parent))
         yield from _sums(model, Path(parent) / "merged", CHECKPOINT)
         yield from _sums(model, Path(parent) / "opened", CHECKPOINT)
         yield from _saved_again(trial, Path(parent))
@@ -171,6 +167,8 @@ def _refuses_one_ulp(trial: Trial, model: Model, adapter: Path, parent: Path, na
     found = [trial.refuses(f"a base whose {name} has become one ulp off", merge, re.escape(name))]
     found += same("what is merged into a base that has changed", False, (place / "merged").exists())
     opened = partial(trial.classifiers.opened, adapter, other)
+    late = partial(trial.classifiers.opened, place / "adapter", other)
+    found.append(trial.refuses(f"a base whose {name} was one ulp off when the adapter was saved", late, re.escape(name)))
     return [*found, trial.refuses(f"a base whose {name} is one ulp off", opened, re.escape(name))]
 
 

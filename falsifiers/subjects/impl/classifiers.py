@@ -5,7 +5,7 @@ import io
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import chdir, redirect_stdout
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -84,8 +84,10 @@ class Classifiers(Door):
         meanwhile: Callable[[], object] | None = None,
     ) -> None:
         """Saves the adapter of a run with those trainable tensors as `adapter`, and merges it as the run does, `merged`, and as the command
-        does that opens the saved one, `opened`. `meanwhile` is called between the run and what it saves."""
-        pipeline = self._pipeline(model, hyperparameters, trainable)
+        does that opens the saved one, `opened`. `meanwhile` is called between the run and what it saves. The model is opened by a name that
+        holds in its own folder only, and was merged with its first tensors before."""
+        with chdir(model.parent), tempfile.TemporaryDirectory() as first:
+            pipeline = self._pipeline(Path(model.name), hyperparameters, trainable, lambda fresh: fresh.merge(Path(first) / "merged"))
         if meanwhile is not None:
             meanwhile()
         pipeline.save(folder / "adapter")
