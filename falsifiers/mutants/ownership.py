@@ -1,5 +1,6 @@
 """Programs that write to tensors which somebody else keeps, or read them after they were handed over."""
 
+from dataclasses import replace
 from typing import Any
 
 from blackswan.falsifiers.mutants.registry import wrong_step
@@ -48,6 +49,23 @@ def gradient_given_out_is_kept(vector: Any, self: Any) -> Any:
     """The vector that is given out is the one that is stepped with."""
     found = vector(self)
     return self._accumulated[0].gradient if len(self._accumulated) == 1 else found
+
+
+@wrong_step("impl.trainer:Trainer.gradient_vector")
+def gradients_are_given_out_in_one_vector(vector: Any, self: Any) -> Any:
+    """The gradient that is given out lies where the one that was given out before does."""
+    found = vector(self)
+    return vars(self).setdefault("_given", found).copy_(found)
+
+
+@wrong_step("impl.trainer:Trainer.forward_only")
+def answers_are_given_out_in_one_array(forward: Any, self: Any, *given: Any, **named: Any) -> Any:
+    """The probabilities of an evaluation lie where those of the evaluation before do, if they are as many."""
+    found = forward(self, *given, **named)
+    if found.probabilities is None:
+        return found
+    kept = vars(self).setdefault("_answers", {}).setdefault(found.probabilities.shape, found.probabilities)
+    return replace(found, probabilities=kept.copy_(found.probabilities))
 
 
 @wrong_step("impl.trainer:Trainer.__init__")

@@ -40,7 +40,7 @@ def interrupts_end_a_run(trial: Trial) -> Iterator[Comparison]:
             run = trial.trainer.fit(problem, own, plan)
             yield from same(f"{name}: end", "KeyboardInterrupt" if plan.interrupts and not plan.handled else "", run.stopped)
             yield from same(f"{name}: interrupts that the program's own handler had", int(plan.handled), run.handled)
-            yield from _as_at_the_beginning(name, run.left)
+            yield from as_at_the_beginning(name, run.left)
             settings = ({key: value for key, value in each.items() if key != "open files"} for each in run.process)
             yield from same(f"{name}: process", *settings)
             if step is not None:
@@ -58,7 +58,7 @@ def interrupts_end_a_run(trial: Trial) -> Iterator[Comparison]:
             yield from same(f"{name}: loss of the model", whole.left_loss, run.left_loss)
 
 
-def _as_at_the_beginning(name: str, left: State | None) -> list[Comparison]:
+def as_at_the_beginning(name: str, left: State | None) -> list[Comparison]:
     """What a step by hand depends on after the run: no step was made, there are no moments and no schedule."""
     if left is None:
         return []

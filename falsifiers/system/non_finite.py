@@ -10,6 +10,7 @@ from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.subjects.doors.training import Corpus, Run
 from blackswan.falsifiers.subjects.protocol import Lacks
+from blackswan.falsifiers.system.interrupts import as_at_the_beginning
 from blackswan.falsifiers.system.run_problem import PARTS, SmallRun, part, small_run, with_samples
 from blackswan.falsifiers.system.runs import whole_run
 from blackswan.falsifiers.system.same import same
@@ -73,9 +74,11 @@ def _by_hand(trial: Trial, problem: SmallRun, at: int) -> list[Comparison]:
 
 
 def _stopped(name: str, run: Run, made: int, words: Sequence[str]) -> list[Comparison]:
+    """The run made so many steps, says where the number came from, and leaves a trainer for the program's own steps."""
     missing = [word for word in words if word not in run.stopped]
     return [
         *same(f"{name}steps made", made, len(run.steps)),
+        *as_at_the_beginning(f"{name}trainer", run.left),
         *(broken(f"{name}the end", "does not say where", word, run.stopped or "ended as usual") for word in missing),
     ]
 

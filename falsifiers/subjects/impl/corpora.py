@@ -3,6 +3,7 @@
 import os
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -39,8 +40,9 @@ class Corpora(Door):
         return found
 
     def read(self, corpus: CorpusFile, tokenizing: Tokenizing, places: Sequence[int] | None = None) -> TokenRows:
-        """The corpus as token ids, or the samples at those places of it."""
+        """The corpus as token ids, or the samples at those places of it, once the tokenizer was opened with a higher limit too."""
         tokenizer = _tokens(tokenizing)
+        _tokens(replace(tokenizing, max_seq_len=tokenizing.max_seq_len + 1))
         found = _samples(corpus, tokenizer)
         found = found if places is None else found.select(places)
         said = found.statistics()
@@ -52,6 +54,8 @@ class Corpora(Door):
         tokenizer = _tokens(tokenizing)
         found = _samples(corpus, tokenizer).batch(places, tokenizer, self._device)
         texts = [text for text, _ in self.load(corpus)]
+        for text in texts:
+            tokenizer.encode(text).clear()  # a list that was given out is the caller's
         raw = tokenizer.batch([texts[place] for place in places])
         return Batch(*(value.cpu().numpy() for value in (found.input_ids, found.mask, found.labels, *raw)))
 
@@ -79,8 +83,11 @@ class Corpora(Door):
         return list(collected.samples().rows)
 
     def epoch_order(self, count: int, seed: int, epoch: int) -> list[int]:
-        """The order of so many samples in an epoch of a run with that seed."""
-        return list(samples.epoch_order(count, seed, epoch))
+        """The order of so many samples in an epoch of a run with that seed; before it is read to its end that of the next one is made."""
+        order = samples.epoch_order(count, seed, epoch)
+        first = list(order[: count // 2])
+        samples.epoch_order(count, seed, epoch + 1)
+        return first + list(order[count // 2 :])
 
     def effective_batches(self, order: Sequence[int], size: int) -> list[list[int]]:
         """The samples of each optimiser step."""

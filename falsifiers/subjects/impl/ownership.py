@@ -196,13 +196,19 @@ def _gradient(work: Workload, held: Tensors, place: torch.device) -> Tensors:
 
 
 def _applied(work: Workload, held: Tensors, place: torch.device) -> Used:
-    """A gradient is given out, and the step is made; then one with a gradient that is handed over."""
+    """A gradient and answers are given out, the step is made and others are asked for; then one with a gradient that is handed over."""
     trainer = _trainer(work, held, place)
     trainer.accumulate(_batch(held))
     held[f"given out/{len(held)}"] = trainer.gradient_vector()
+    answered = trainer.forward_only(_batch(held), probabilities=True)
+    held |= {f"given out/{len(held)}/{name}": getattr(answered, name) for name in ("probabilities", "predicted")}
 
     def used() -> Mapping[str, Tensor]:
         trainer.apply()
+        trainer.forward_only(_batch(held), probabilities=True)
+        trainer.accumulate(_batch(held))
+        trainer.gradient_vector()
+        trainer.discard()
         trainer.apply_gradient_vector(held[f"{BATCH}gradient"])
         return trainer.state()
 
