@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -185,6 +186,38 @@ def orders_lie_in_one_array(order: Step, count: int, seed: int, epoch: int) -> A
     kept: Any = _ORDERS.setdefault(count, made)
     kept[:] = made
     return kept
+
+
+@wrong_step("impl.samples:Samples.digest")
+def samples_known_by_their_first_digest(digest: Step, self: Any) -> Any:
+    """The digest of samples is kept with them, so that labels may change in memory and the run goes on."""
+    held = vars(self)
+    if "_digest" not in held:
+        held["_digest"] = digest(self)
+    return held["_digest"]
+
+
+@wrong_step("impl.fit:_weights_digest")
+def base_known_by_its_first_digest(digest: Step, classifier: Any) -> Any:
+    """The digest of the base is kept with the model, whatever becomes of its weights in memory."""
+    held = vars(classifier)
+    if "_digest" not in held:
+        held["_digest"] = digest(classifier)
+    return held["_digest"]
+
+
+_FILES: WeakValueDictionary[Any, Any] = WeakValueDictionary()
+
+
+@wrong_step("impl.samples:_IdsOnDisk.__init__")
+def ids_of_a_corpus_in_one_file(init: Step, self: Any, corpus: Any) -> None:
+    """A corpus that is read again is written over the ids of its first reading, which somebody may still use."""
+    init(self, corpus)
+    if (before := _FILES.get(corpus)) is not None:
+        self._file = before._file
+        self._file.seek(0)
+        self._file.truncate()
+    _FILES[corpus] = self
 
 
 def _by_path(of: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from blackswan.falsifiers.mutants.registry import wrong_step
 
 
@@ -49,6 +51,15 @@ def gradient_given_out_is_kept(vector: Any, self: Any) -> Any:
     """The vector that is given out is the one that is stepped with."""
     found = vector(self)
     return self._accumulated[0].gradient if len(self._accumulated) == 1 else found
+
+
+@wrong_step("impl.samples:Samples.batch")
+def labels_of_neighbours_are_the_corpus(batch: Any, self: Any, indices: Any, *given: Any) -> Any:
+    """The labels of samples that follow one another are no copy of the corpus's, which whoever writes to a batch then changes."""
+    found, places = batch(self, indices, *given), list(map(int, indices))
+    own = torch.from_numpy(self.targets[places[0] : places[-1] + 1])
+    neighbours = places == [*range(places[0], places[-1] + 1)]
+    return replace(found, labels=own) if neighbours and own.dtype == found.labels.dtype else found
 
 
 @wrong_step("impl.trainer:Trainer.gradient_vector")

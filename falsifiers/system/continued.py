@@ -170,6 +170,10 @@ def refuses_to_continue_another_run(trial: Trial) -> Iterator[Comparison]:
             yield from _refused(trial, f"a damaged state, in its {place}", problem, folder, "state.*damaged")
         file.write_bytes(whole)
         yield from _on_many_samples(trial, Path(parent) / "many", rng)
+        for edited, word in (("a label", r"data\.training"), ("a weight", "base_weights")):
+            plan = Plan(interrupts=1, going_on=True, edited=edited)
+            ask = partial(trial.trainer.fit, problem, Path(parent) / edited, plan)
+            yield trial.refuses(f"{edited} that has changed in memory", ask, word, "ValueError")
         free = replace(problem, settings={**problem.settings, FREE: settings[FREE] + 1})
         run = trial.trainer.fit(free, folder, Plan(resume=True))
     steps = problem.settings["epochs"] * len(problem.batches)

@@ -50,9 +50,14 @@ class Corpora(Door):
         return TokenRows(list(found.rows), _labels(found), statistics, tokenizer.fill, tokenizer.vocab, tokenizer.description)
 
     def batch(self, corpus: CorpusFile, tokenizing: Tokenizing, places: Sequence[int]) -> Batch:
-        """The samples at those places as a batch."""
+        """The samples at those places as a batch, once another one of them was written over and the corpus read with a higher limit."""
         tokenizer = _tokens(tokenizing)
-        found = _samples(corpus, tokenizer).batch(places, tokenizer, self._device)
+        read = _samples(corpus, tokenizer)
+        _samples(corpus, _tokens(replace(tokenizing, max_seq_len=tokenizing.max_seq_len + 1)))
+        other = read.batch(places, tokenizer, self._device)
+        for value in (other.input_ids, other.mask, other.labels):
+            value.zero_()
+        found = read.batch(places, tokenizer, self._device)
         texts = [text for text, _ in self.load(corpus)]
         for text in texts:
             tokenizer.encode(text).clear()  # a list that was given out is the caller's

@@ -189,6 +189,7 @@ def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, pla
         except KeyboardInterrupt:
             if not (plan.interrupts or (kill and kill.interrupt)):
                 raise
+            _edit(plan.edited, pipeline, train)
             stopped, result = "KeyboardInterrupt", fit(resume=True) if plan.going_on else None
         except FloatingPointError as error:
             stopped = str(error)
@@ -202,6 +203,14 @@ def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, pla
     answer["left"] = state_of(pipeline.trainer)
     answer["left_loss"] = pipeline.evaluate(train.select(range(3))).loss if result and group.size == 1 else None
     return _Part(watch.notes, told.Rank(stopped if kill else "", watch.state, event.seen), {**answer, "process": tuple(process)})
+
+
+def _edit(kind: str, pipeline: ClassifyPipeline, samples: Samples) -> None:
+    """Changes what a run was given where it lies in memory, as its plan says."""
+    if kind == "a label":
+        samples.targets[-1] = (samples.targets[-1] + 1) % samples.num_classes if samples.targets.ndim == 1 else 1 - samples.targets[-1]
+    elif kind == "a weight":
+        next(each for each in pipeline.classifier.parameters() if not each.requires_grad).data.view(-1)[-1] += 1.0
 
 
 @contextmanager
