@@ -50,13 +50,14 @@ class Corpora(Door):
         return TokenRows(list(found.rows), _labels(found), statistics, tokenizer.fill, tokenizer.vocab, tokenizer.description)
 
     def batch(self, corpus: CorpusFile, tokenizing: Tokenizing, places: Sequence[int]) -> Batch:
-        """The samples at those places as a batch, once another one of them was written over and the corpus read with a higher limit."""
+        """The samples at those places as a batch, once one of them and one of all were written over and the corpus read with a higher limit."""
         tokenizer = _tokens(tokenizing)
         read = _samples(corpus, tokenizer)
         _samples(corpus, _tokens(replace(tokenizing, max_seq_len=tokenizing.max_seq_len + 1)))
-        other = read.batch(places, tokenizer, self._device)
-        for value in (other.input_ids, other.mask, other.labels):
-            value.zero_()
+        for some in (range(len(read)), places):
+            other = read.batch(some, tokenizer, self._device)
+            for value in (other.input_ids, other.mask, other.labels):
+                value.zero_()
         found = read.batch(places, tokenizer, self._device)
         texts = [text for text, _ in self.load(corpus)]
         for text in texts:
