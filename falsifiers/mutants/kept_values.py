@@ -230,6 +230,15 @@ def evaluations_add_to_one_confusion(count: Step, confusion: Any, *given: Any) -
     confusion.copy_(_COUNTS[confusion.shape])
 
 
+@wrong_step("impl.pretrain:ValFn.__call__")
+def held_out_batches_are_kept(validate: Step, self: Any, stream: Any) -> Any:
+    """The batches of the first validation are kept, and are those of every later one."""
+    held = vars(self)
+    if "_batches" not in held:
+        held["_batches"] = list(stream)
+    return validate(self, held["_batches"])
+
+
 def _by_path(of: Callable[..., Any]) -> Callable[..., Any]:
     """What was read first of what `of` makes of the arguments."""
     known: dict[Any, Any] = {}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -208,8 +209,10 @@ class TrainedDecoder(Session):
         return pretrain.StepFn(self._decoder, total_steps=STEPS, micro_batch=2, learning_rate=1e-2, schedule="constant")
 
     def validate(self, tokens: Tokens, micro_batch: int) -> float:
-        """The mean loss over all tokens of an epoch that are predicted; NaN where none is."""
-        return pretrain.ValFn(self._decoder, micro_batch)(_batches(tokens).epoch(0))
+        """The mean loss over all tokens of an epoch that are predicted, after that of its first batch; NaN where none is."""
+        validate = pretrain.ValFn(self._decoder, micro_batch)
+        validate(islice(_batches(tokens).epoch(0), 1))
+        return validate(_batches(tokens).epoch(0))
 
     def save(self, output: Path, tokenizer: Path, step: int) -> Path:
         """Writes the checkpoint after a step, and returns its folder."""
