@@ -30,6 +30,9 @@ def fit_last_batch_filled_up(effective_batches: Any, order: Any, size: int) -> A
 wrong_step("impl.fit:epoch_order", name="fit_order_not_reshuffled", doc="Every epoch in the order of the first.")(
     lambda epoch_order, count, seed, epoch: epoch_order(count, seed, 0 * epoch)
 )
+wrong_step("impl.fit:epoch_order", name="fit_order_of_seed_zero", doc="The order of a run's samples does not depend on its seed.")(
+    lambda epoch_order, count, seed, epoch: epoch_order(count, 0 * seed, epoch)
+)
 
 
 @wrong_step("impl.trainer:Trainer._mean", "P31", "P32")

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly, value_at_least, value_at_most, value_inside
-from blackswan.falsifiers.subjects.doors.training import Corpus, Kept, Plan, Run, Trainer
+from blackswan.falsifiers.subjects.doors.training import Corpus, Kept, Plan, Run, Sample, Trainer
 from blackswan.falsifiers.subjects.protocol import Lacks
 from blackswan.falsifiers.system.run_problem import SmallRun, part, small_run, with_samples
 from blackswan.falsifiers.system.same import content, same, same_samples
@@ -146,8 +146,19 @@ def after_adamw(parameter: Array, first: Array, second: Array, step: int, rate: 
 
 
 def every_sample_once_an_epoch(trial: Trial) -> Iterator[Comparison]:
-    """The samples that the steps of an epoch read are those of the corpus, each once; their order changes from epoch to epoch."""
+    """The samples that the steps of an epoch read are those of the corpus, each once; no two epochs of one seed, or of the next one, have
+    the same order."""
     problem = small_run(trial, epochs=3, backend="torch")
+    orders = _orders(trial, problem, found := list[Comparison]())
+    other = replace(problem, settings={**problem.settings, "seed": problem.settings["seed"] + 1})
+    orders += _orders(trial, other, found)
+    yield from found
+    if any(order in orders[:place] for place, order in enumerate(orders)):
+        yield broken("order", "the same in two epochs, or in runs of two seeds")
+
+
+def _orders(trial: Trial, problem: SmallRun, found: list[Comparison]) -> list[list[Sample]]:
+    """The samples of each epoch in their order; whether each was read once is added to what was found."""
     run, _ = whole_run(trial, problem)
     orders = []
     for epoch in range(1, 4):
@@ -155,10 +166,9 @@ def every_sample_once_an_epoch(trial: Trial) -> Iterator[Comparison]:
         reads = [read for read in run.reads if read.trained and read.step in steps]
         sizes = [sum(read.step == number for read in reads) for number in sorted(steps)]
         orders.append([read.sample for read in reads])
-        yield same_samples(f"epoch {epoch}, samples", problem.training.samples(), orders[-1])
-        yield compare_exactly(f"epoch {epoch}, samples of each step", np.array(problem.batches), np.array(sizes))
-    if orders[0] == orders[1] or orders[1] == orders[2]:
-        yield broken("order", "the same in two epochs")
+        found.append(same_samples(f"epoch {epoch}, samples", problem.training.samples(), orders[-1]))
+        found.append(compare_exactly(f"epoch {epoch}, samples of each step", np.array(problem.batches), np.array(sizes)))
+    return orders
 
 
 def rates_are_the_schedules(trial: Trial) -> list[Comparison]:
