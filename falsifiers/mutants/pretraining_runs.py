@@ -74,6 +74,18 @@ wrong_steps(
     pretrain_weight_decay_left_out=("The step's own weight decay, whatever the settings say.", "weight_decay"),
     pretrain_clip_norm_left_out=("The step's own limit of the norm, whatever the settings say.", "max_norm"),
 )
+wrong_steps(
+    "impl.pretrain:StepFn.__init__",
+    by=lambda change: lambda init, self, decoder, **given: init(self, decoder, **{**given, **change(given)}),
+    pretrain_without_a_limit_clips=(
+        "A run whose limit of the norm is none has the step's own.",
+        lambda given: {"max_norm": given.get("max_norm") or 1.0},
+    ),
+    pretrain_decay_of_zero_is_none=(
+        "A run whose weight decay is 0 has the step's own.",
+        lambda given: {"weight_decay": given.get("weight_decay") or 0.1},
+    ),
+)
 
 
 wrong_step("impl.decoder_optimiser:DecoderAdamW.step", name="pretrain_step_left_out", doc="Moments are updated and parameters are not.")(

@@ -38,6 +38,8 @@ HELD_OUT = 40
 EPS = 1e-8
 ROWS = {2: 300, 2**15 + 1: 3}
 """Rows of a batch and their tokens: more tokens of a row than a byte counts, and more of a batch than 16 bits."""
+STEEP = 0.5
+"""A learning rate by which weights become large, and with them the norms of gradients, after a step."""
 STEPS = 8
 """Of the schedule by which a decoder is trained outside a run."""
 
@@ -240,17 +242,28 @@ def run_has_its_own_settings(trial: Trial) -> list[Comparison]:
 
     By Adam alone an element moves at most lr · norm / ε.
     """
-    rate, decay, share = 1e-2, 0.5, 1e-5
-    with small_pretraining(trial, 1, warmup_fraction=0.0, weight_decay=decay, gradient_clip_norm=share * EPS) as (problem, _):
-        start = trial.pretrainer.random(problem.architecture, problem.seed).parameters()
-        moved = trial.pretrainer.run(problem, stop_after=1).parameters
-    found = []
-    for name, value in start.items():
-        theta = np.asarray(value, np.float64)
-        expected = -rate * decay * theta if theta.ndim > 1 else np.zeros_like(theta)
-        limit = share * rate + 8 * UNIT_ROUNDOFF["float32"] * float(np.abs(theta).max())
-        found.append(compare(name, expected, moved[name] - theta, Errors.flat(limit), UNIT_ROUNDOFF["float32"]))
-    return [*found, *_decays_without_gradients(trial)]
+    rate, share, found = 1e-2, 1e-5, list[Comparison]()
+    for decay in (0.5, 0.0):
+        with small_pretraining(trial, 1, warmup_fraction=0.0, weight_decay=decay, gradient_clip_norm=share * EPS) as (problem, _):
+            start = trial.pretrainer.random(problem.architecture, problem.seed).parameters()
+            moved = trial.pretrainer.run(problem, stop_after=1).parameters
+        for name, value in start.items():
+            theta = np.asarray(value, np.float64)
+            expected = -rate * decay * theta if theta.ndim > 1 else np.zeros_like(theta)
+            limit = share * rate + 8 * UNIT_ROUNDOFF["float32"] * float(np.abs(theta).max())
+            found.append(compare(f"{name}, decay {decay}", expected, moved[name] - theta, Errors.flat(limit), UNIT_ROUNDOFF["float32"]))
+    return [*found, *_unlimited(trial), *_decays_without_gradients(trial)]
+
+
+def _unlimited(trial: Trial) -> list[Comparison]:
+    """Without a limit of the norm a run is, bit for bit, that of a limit which no norm meets; the norms are those of large weights."""
+    runs = []
+    for clip in (1e6, None):
+        with small_pretraining(trial, 1, warmup_fraction=0.0, learning_rate=STEEP, gradient_clip_norm=clip) as (problem, _):
+            record = trial.pretrainer.run(problem)
+        runs.append({"parameters": record.parameters, "moments": record.state_hash})
+    norm = max(step.gradient_norm for step in record.steps)
+    return [value_at_least("largest norm without a limit", norm, 1.1), *same("a run without a limit of the norm", *runs)]
 
 
 def _decays_without_gradients(trial: Trial) -> list[Comparison]:
