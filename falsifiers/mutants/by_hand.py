@@ -102,6 +102,21 @@ wrong_step("impl.pipeline:ClassifyPipeline.from_apr", name="apr_file_for_one_wor
 wrong_step("impl.pipeline:ClassifyPipeline.from_merged", name="merged_for_one_worker", doc="A merged model forgets its group.")(
     lambda open_folder, folder, *, device, **_: open_folder(folder, device=device)
 )
+wrong_step("impl.pipeline:ClassifyPipeline.from_apr", name="apr_file_on_the_cpu", doc="A model from an .apr file is put on the CPU.")(
+    lambda open_file, path, config, **named: open_file(path, config, **{**named, "device": "cpu"})
+)
+wrong_step("impl.pipeline:ClassifyPipeline.from_random", name="random_model_on_the_cpu", doc="Random weights are put on the CPU.")(
+    lambda make, architecture, config, **named: make(architecture, config, **{**named, "device": "cpu"})
+)
+wrong_step("impl.pipeline:load_tokenizer", name="fresh_texts_padded_on_the_right", doc="A fresh model pads on the right, whatever is set.")(
+    lambda load, folder, limit, _: load(folder, limit)
+)
+wrong_step("impl.saved:load_tokenizer", name="opened_texts_padded_on_the_right", doc="What was saved pads on the right, whatever was set.")(
+    lambda load, folder, limit, _: load(folder, limit)
+)
+wrong_step("impl.pipeline:ByteTokens", name="bytes_padded_on_the_right", doc="Random weights pad on the right, whatever is set.")(
+    lambda tokens, limit, _: tokens(limit)
+)
 
 
 @wrong_step("impl.group:connected")

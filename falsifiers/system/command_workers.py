@@ -22,6 +22,8 @@ from blackswan.falsifiers.system.trial import Trial, reads_files
 
 OF_A_CLUSTER = {"MASTER_ADDR": "10.255.255.1", "MASTER_PORT": "29500"}
 """What some clusters tell every process, also one that is alone."""
+NO_DEVICE, VOCAB = "cuda:15", 257
+"""A card of a number that hosts do not have; the tokens of a model that reads bytes."""
 
 
 @reads_files
@@ -35,7 +37,8 @@ def workers_answer_as_one(trial: Trial) -> Iterator[Comparison]:
     settings = {"learning_rate": STANDSTILL, "batch_size": 2, "backend": "torch", "epochs": 3, "early_stop_patience": 1}
     for workers, several in ((3, False), (2, True)):
         weights = {"class_weights": None if several else [0.25, 1.5, 2.0, 0.5]}
-        with small(trial, f"{workers} workers", settings | weights | {"multi_label": several}) as problem:
+        side = {"padding_side": "left"} if several else {}  # not where a program pads that was told nothing
+        with small(trial, f"{workers} workers", settings | weights | side | {"multi_label": several}) as problem:
             rng = trial.rng(f"corpus of {workers}")
             texts = texts_of(rng, 7)
             labels = problem.labels(rng, 7)
@@ -68,13 +71,23 @@ def workers_answer_as_one(trial: Trial) -> Iterator[Comparison]:
 
 
 def _handed_on(trial: Trial, problem: Small, run: Path) -> list[Comparison]:
-    """Whichever way a model is opened, the workers that it is opened for share an evaluation."""
+    """Whichever way a model is opened, the workers that it is opened for share an evaluation, its texts are padded on the side that its
+    settings say, and a device that is not there is refused."""
     merged, file = problem.folder / "merged", problem.folder / "base.apr"
     trial.commands.run("merge", f"--adapter={run}", f"--output={merged}")
     trial.commands.run("export", f"--model={problem.base}", f"--output={file}")
     ways = {"from_pretrained": problem.base, "from_apr": file, "from_adapter": run / "last", "from_merged": merged}
     asked = trial.commands.asked_groups(problem.settings, **ways, from_saved=merged)
-    return same("ways to open a model that forget the group", [], sorted(way for way, count in asked.items() if not count))
+    found = same("ways to open a model that forget the group", [], sorted(way for way, count in asked.items() if not count))
+    every: dict[str, Any] = {**ways, "from_saved": merged, "from_random": {**problem.model.scalars, "vocab": VOCAB}}
+    masks = trial.commands.masks(problem.settings, **every)
+    found += same(
+        "ways to open a model that pad on the other side", [], sorted(way for way, mask in masks.items() if mask[0] or not mask[-1])
+    )
+    for way, place in every.items():
+        ask = partial(trial.commands.open_on, NO_DEVICE, way, place, problem.settings)
+        found.append(trial.refuses(f"{way} on {NO_DEVICE}", ask, NO_DEVICE, "DeviceUnavailable"))
+    return found
 
 
 def _same_answers(trial: Trial, name: str, expected: Any, actual: Any) -> Iterator[Comparison]:

@@ -6,6 +6,7 @@ import resource
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
@@ -22,6 +23,7 @@ import torch
 from torch import distributed
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # torch leaves them out of what it exports
 
+from blackswan.falsifiers.subjects.conversion import config_of
 from blackswan.falsifiers.subjects.doors.commands import NOTHING, Opened, Said
 from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.subjects.doors.training import Kill, Rank
@@ -197,11 +199,24 @@ class Commands(Door):
         config, found = ClassifyConfig.from_mapping(settings), dict[str, int]()
         label = (0,) * config.num_classes if config.multi_label else 0
         for way, place in places.items():
-            group, opened = _Asked(), getattr(ClassifyPipeline, way)
-            given = [config] if way in ("from_pretrained", "from_apr") else []
-            opened(place, *given, device=self._device, group=group).evaluate([Sample("ls", label)])
+            group = _Asked()
+            _by_a_way(way, place, settings, device=self._device, group=group).evaluate([Sample("ls", label)])
             found[way] = group.sums
         return found
+
+    def masks(self, settings: Mapping[str, Any], **places: Path | Mapping[str, Any]) -> dict[str, list[bool]]:
+        """The mask of the shorter of two texts as a pipeline that was opened there pads it, by the name of the way; that on random weights
+        of an architecture also when it was saved and when it was merged."""
+        opened = {way: _by_a_way(way, place, settings, device=self._device) for way, place in places.items()}
+        with tempfile.TemporaryDirectory() as parent:
+            for name in ("save", "merge"):
+                getattr(opened["from_random"], name)(Path(parent) / name)
+                opened[f"from_random, {name}"] = ClassifyPipeline.from_saved(Path(parent) / name, device=self._device)
+        return {way: pipeline.tokens.batch(["a", "a longer text"])[1][0].tolist() for way, pipeline in opened.items()}
+
+    def open_on(self, device: str, way: str, place: Path | Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+        """Opens a pipeline there on a device of that name."""
+        _by_a_way(way, place, settings, device=device)
 
     def library(self, call: str, folder: Path, *given: object, kernels: bool = True, threads: int | None = None) -> Array:
         """The answer to one call of the library, such as `predict` or `probabilities` of texts; also on a host that runs no kernels, or
@@ -220,6 +235,13 @@ class Commands(Door):
             return []
         name, *rest = map(str, arguments)
         return [name, *([] if name in ON_THE_HOST else [f"--device={self._device}"]), *rest]
+
+
+def _by_a_way(way: str, place: Path | Mapping[str, Any], settings: Mapping[str, Any], **named: Any) -> ClassifyPipeline:
+    """A pipeline as the class method of that name opens a file or folder, or an architecture; with the settings where it takes any."""
+    given = [ClassifyConfig.from_mapping(settings)] if way in ("from_pretrained", "from_apr", "from_random") else []
+    opened: ClassifyPipeline = getattr(ClassifyPipeline, way)(place if isinstance(place, Path) else config_of(place), *given, **named)
+    return opened
 
 
 class _Asked(Alone):
