@@ -260,3 +260,11 @@ def summary_memory_of_folders_alone(right: Any, model: Any, *given: Any) -> Any:
     if model.is_file():
         raise settings.SettingsError("--memory: expected a model to train on, from a checkpoint folder")
     return right(model, *given)
+
+
+@wrong_step("impl.saved:_settings")
+def opened_settings_of_steps_by_default(right: Any, *given: Any) -> Any:
+    """Settings on which no answer depends are at their defaults when an adapter is opened."""
+    found = right(*given)
+    names = ("epochs", "log_interval", "accumulation_steps", "warmup_fraction", "validation_fraction", "early_stop_patience")
+    return replace(found, **{name: getattr(type(found), name) for name in names})

@@ -163,19 +163,6 @@ def ids_kept_by_their_text(encode: Step, self: Any, text: str) -> Any:
     return known[text]
 
 
-_TOKENIZERS: dict[Any, Any] = {}
-
-
-@wrong_step("impl.tokens:read_tokenizer")
-def tokenizers_of_one_file_are_one(read: Step, path: Any) -> Any:
-    """A file's tokenizer is read once while it stays as it is, and the limit of the last one that is opened is that of all."""
-    state = path.stat() if path.exists() else None
-    key = (path, state.st_ino, state.st_size, state.st_mtime_ns) if state else None
-    if key not in _TOKENIZERS:
-        _TOKENIZERS[key] = read(path)
-    return _TOKENIZERS[key]
-
-
 _ORDERS: dict[int, Any] = {}
 
 

@@ -42,7 +42,8 @@ def settings_reach_the_run(trial: Trial) -> list[Comparison]:
     """Each setting, away from its default, arrives bit for bit, given by an option, in a file or by both, of which the option counts, also
     where it has the default's value, in every spelling of YAML's.
 
-    It stands in config.yaml, run.json and beside the adapter; what is not given has its default. A run from config.yaml is the same run.
+    It stands in config.yaml, run.json and beside the adapter, also when that was opened and is saved again or merged; what is not given
+    has its default. A run from config.yaml is the same run.
     """
     found: list[Comparison] = []
     for name, away in _away(trial.rng("settings")).items():
@@ -106,6 +107,11 @@ def _reach(trial: Trial, name: str, problem: Small, away: Mapping[str, Any]) -> 
         yield from _alpha_of_a_file(trial, problem, where, expected)
     trial.commands.run(*where, f"--output={second}", f"--config={first / CONFIG}")
     yield from _stated(name, problem, expected, first)
+    trial.commands.run("merge", f"--adapter={first / 'last'}", f"--output={problem.folder / 'merged'}")
+    trial.classifiers.saved_again(first / "last", problem.folder / "again")
+    for part in ("merged", "again"):
+        beside = json.loads((problem.folder / part / BESIDE).read_text())["extra"]["settings"]
+        yield _alike(f"settings beside an adapter that was opened, and {part} <{name}>", expected, beside)
     for file in (CONFIG, STATISTICS, RUN):
         yield from same(f"{file} of a run from config.yaml <{name}>", (first / file).read_text(), (second / file).read_text())
     yield from same(f"metrics of a run from config.yaml <{name}>", metrics(first), metrics(second))

@@ -40,9 +40,8 @@ class Corpora(Door):
         return found
 
     def read(self, corpus: CorpusFile, tokenizing: Tokenizing, places: Sequence[int] | None = None) -> TokenRows:
-        """The corpus as token ids, or the samples at those places of it, once the tokenizer was opened with a higher limit too."""
+        """The corpus as token ids, or the samples at those places of it."""
         tokenizer = _tokens(tokenizing)
-        _tokens(replace(tokenizing, max_seq_len=tokenizing.max_seq_len + 1))
         found = _samples(corpus, tokenizer)
         found = found if places is None else found.select(places)
         said = found.statistics()
