@@ -268,3 +268,9 @@ def opened_settings_of_steps_by_default(right: Any, *given: Any) -> Any:
     found = right(*given)
     names = ("epochs", "log_interval", "accumulation_steps", "warmup_fraction", "validation_fraction", "early_stop_patience")
     return replace(found, **{name: getattr(type(found), name) for name in names})
+
+
+@wrong_step("impl.settings:resolve")
+def runs_at_the_rate_of_small_models(resolve: Any, size: int, *sources: Any) -> Any:
+    """A run, whose settings come from a file and options, has the learning rate of a model of few parameters."""
+    return resolve(min(size, 13 * 10**9) if len(sources) > 1 else size, *sources)

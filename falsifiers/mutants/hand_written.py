@@ -228,3 +228,12 @@ wrong_steps(
         lambda losses, self, logits, labels: losses(self, logits, labels.to(self.embedding.dtype) if self.multi_label else labels),
     ),
 )
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline._backend")
+def layers_for_whatever_was_opened(backend: Any, pipeline: Any) -> Any:
+    """An adapter that is opened has the backend of this host, also where it was trained by one that was named."""
+    if not pipeline._opened:
+        return backend(pipeline)
+    with patch.object(pipeline, "config", replace(pipeline.config, backend="auto")):
+        return backend(pipeline)

@@ -25,7 +25,7 @@ from blackswan.falsifiers.system.command_problem import (
     texts_of,
 )
 from blackswan.falsifiers.system.same import same
-from blackswan.falsifiers.system.stated import QLORA
+from blackswan.falsifiers.system.stated import LIMIT, QLORA
 from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.classifier import TARGETS
 
@@ -121,11 +121,12 @@ def _reach(trial: Trial, name: str, problem: Small, away: Mapping[str, Any]) -> 
 
 
 def _alpha_of_a_file(trial: Trial, problem: Small, where: Sequence[str], expected: Mapping[str, Any]) -> Iterator[Comparison]:
-    """Alpha is twice the rank of a file, where no option gives one."""
+    """Alpha is twice the rank of a file, where no option gives one; and the learning rate is that of the model's size."""
     file, run = problem.folder / "rank.yaml", problem.folder / "rank"
     file.write_text(f"lora_rank: {expected['lora_rank']}\nbackend: torch\n")
-    trial.commands.run(
-        *where,
+    trial.commands.train_as_of(
+        LIMIT + 1,
+        *where[1:],
         f"--output={run}",
         f"--config={file}",
         "--num-classes=3",
@@ -134,7 +135,9 @@ def _alpha_of_a_file(trial: Trial, problem: Small, where: Sequence[str], expecte
         "--max-seq-len=9",
         "--warmup-fraction=0",
     )
-    yield from same("alpha by the rank of a file", expected["lora_alpha"], json.loads((run / RUN).read_text())["settings"]["lora_alpha"])
+    settings = json.loads((run / RUN).read_text())["settings"]
+    yield from same("alpha by the rank of a file", expected["lora_alpha"], settings["lora_alpha"])
+    yield from same("learning rate of a model of more than 13 billion parameters", 1e-4, settings["learning_rate"])
 
 
 def _spelled(trial: Trial, file: Path, away: Mapping[str, Any]) -> Iterator[Comparison]:

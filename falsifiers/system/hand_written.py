@@ -222,6 +222,9 @@ def chosen_where_they_fit(trial: Trial) -> Iterator[Comparison]:
                 (backend != "torch" and kind.startswith("cuda") and not why, True),
                 (runs, said is None if told is None else told in str(said)),
             )
+    for backend in ("auto", "torch"):
+        runs = trial.devices.backend_of_opened("cuda", {**fitting, "vocab": 257}, {"backend": backend})
+        yield from same(f"an adapter that was opened, {backend} on cuda", backend == "auto", runs)
     yield from _kernels_run(trial)
     yield from _tiles_fit(trial)
     for kernel, axis, programs in trial.devices.programs(MANY_TOKENS):

@@ -66,6 +66,11 @@ class Commands(Door):
             raise RuntimeError(f"{arguments[0]} ended with status {said.status}: {said.err.strip()[-600:]}")
         return said
 
+    def train_as_of(self, parameters: int, *arguments: object) -> Said:
+        """The command `train`, to which a checkpoint has so many parameters."""
+        with mock.patch("blackswan.impl.commands.train.parameter_count", return_value=parameters):
+            return self.run("train", *arguments)
+
     def attempt(self, *arguments: object, stdin: bytes = b"", environment: Mapping[str, str] | None = None) -> Said:
         """A command with whatever end, in which the environment has those variables too."""
         with mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin))), mock.patch.dict(os.environ, environment or {}):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -32,6 +33,7 @@ from blackswan.impl.dispatch import replaced
 from blackswan.impl.fused import products, step
 from blackswan.impl.fused.step import FusedTrainer
 from blackswan.impl.operations import OPERATIONS
+from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.impl.trainer import Batch, Trainer
 from blackswan.reference.table import Array
 
@@ -116,6 +118,17 @@ class Devices(Door):
         runs = mock.patch("blackswan.impl.kernels.why_not", return_value=None)
         with runs, mock.patch("blackswan.impl.kernels.interpreted", return_value=False):
             return step.backend_of(ClassifyConfig(**settings), config_of(architecture), torch.device(kind))
+
+    def backend_of_opened(self, kind: str, architecture: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+        """Whether the steps of an adapter that was saved and is opened again would use the hand-written layers on a device of that kind."""
+        with TemporaryDirectory() as parent:
+            fresh = ClassifyPipeline.from_random(config_of(architecture), ClassifyConfig(**settings), device="cpu")
+            fresh.save(Path(parent) / "adapter")
+            opened = ClassifyPipeline.from_saved(Path(parent) / "adapter", device="cpu")
+        runs = mock.patch("blackswan.impl.kernels.why_not", return_value=None)
+        with runs, mock.patch("blackswan.impl.kernels.interpreted", return_value=False):
+            opened.device = torch.device(kind)
+            return opened._backend()[0]
 
     def kernels_run(self, card: bool, interpret: str | None, error: ImportError | None) -> str | None:
         """Why kernels cannot run on a host with a card or none, with that for TRITON_INTERPRET; an import of Triton ends in the error."""
