@@ -391,3 +391,9 @@ wrong_steps(
         lambda load, self, tensors, steps: load(self, {name: tensors[name] for name in self.state() if name in tensors}, steps),
     ),
 )
+
+
+@wrong_step("impl.commands.pretrain:_decoder")
+def pretrain_command_on_the_cpu(make: Step, options: Any) -> Any:
+    """The decoder is on the CPU, whatever --device says."""
+    return make(Namespace(**{**vars(options), "device": "cpu"}))

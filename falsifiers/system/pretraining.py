@@ -40,6 +40,8 @@ ROWS = {2: 300, 2**15 + 1: 3}
 """Rows of a batch and their tokens: more tokens of a row than a byte counts, and more of a batch than 16 bits."""
 STEEP = 0.5
 """A learning rate by which weights become large, and with them the norms of gradients, after a step."""
+OTHER = "cuda:3"
+"""A device that need not be there."""
 STEPS = 8
 """Of the schedule by which a decoder is trained outside a run."""
 
@@ -211,6 +213,7 @@ def _left(output: Path) -> dict[str, bytes]:
 def command_runs_alike(trial: Trial) -> Iterator[Comparison]:
     """The command's last checkpoint is the library's, bit for bit, from random weights of the shipped checkpoint's architecture; resumed
     after its end it is as it was, and not resumed it is refused. From the checkpoint's weights a rate of 10⁻⁹ leaves it where it began.
+    Both are made on the device that is named.
     """
     config = json.loads((CHECKPOINT / CONFIG).read_text())
     sizes = {"vocab": "vocab_size", "hidden": "hidden_size", "intermediate": "intermediate_size", "layers": "num_hidden_layers"}
@@ -231,6 +234,9 @@ def command_runs_alike(trial: Trial) -> Iterator[Comparison]:
         yield from same("from random weights", expected, trial.pretrainer.command(CHECKPOINT, again, "--random"))
         yield from same("resumed at its end", expected, trial.pretrainer.command(CHECKPOINT, again, "--random", "--resume"))
         yield trial.refuses("once more", partial(trial.pretrainer.command, CHECKPOINT, again, "--random"), "resume", "FileExistsError")
+        for flags in ([], ["--random"]):
+            found = trial.pretrainer.device_of_command(OTHER, CHECKPOINT, replace(problem, output=problem.output.with_name("none")), *flags)
+            yield from same(f"devices of decoders on {OTHER}, {flags}", [OTHER], found)
         slow = replace(problem, output=problem.output.with_name("slow"), settings={**problem.settings, "learning_rate": 1e-9, "epochs": 1})
         kept, stored = trial.pretrainer.command(CHECKPOINT, slow), load_file(CHECKPOINT / WEIGHTS)
         moved = max(float(np.abs(kept[name] - value).max()) for name, value in stored.items())

@@ -107,7 +107,25 @@ class Pretrainer(Door):
 
     def command(self, model: Path, problem: Pretraining, *flags: str) -> Mapping[str, Array]:
         """The parameters of the last checkpoint that the command writes, which starts at that model."""
-        options = {"model": model, "tokens": problem.train.folder, "output": problem.output, "device": self._device}
+        self._command(model, problem, f"--device={self._device}", *flags)
+        last = max((problem.output / pretrain_run.CHECKPOINTS).iterdir())
+        return _parameters(load_decoder(last, dtype=torch.float32))
+
+    def device_of_command(self, name: str, model: Path, problem: Pretraining, *flags: str) -> list[str]:
+        """The devices on which the command makes decoders where it is given one of that name, which need not be there: it ends then."""
+        found = list[str]()
+
+        def make(*_: object, device: torch.device | str = "cpu", **__: object) -> Decoder:
+            found.append(str(device))
+            raise _KilledError
+
+        places = mock.patch("blackswan.impl.device.resolve_device", torch.device)
+        with suppress(_KilledError), places, mock.patch.multiple(pretrain, initial_decoder=make, random_decoder=make):
+            self._command(model, problem, f"--device={name}", *flags)
+        return found
+
+    def _command(self, model: Path, problem: Pretraining, *flags: str) -> None:
+        options: dict[str, Any] = {"model": model, "tokens": problem.train.folder, "output": problem.output}
         options |= {"batch": problem.train.batch, "seq": problem.train.seq, "seed": problem.train.seed}
         options |= {} if problem.validation is None else {"validation": problem.validation.folder}
         parser = argparse.ArgumentParser()
@@ -115,8 +133,6 @@ class Pretrainer(Door):
         given = [f"--{name.replace('_', '-')}={value}" for name, value in {**options, **problem.settings}.items()]
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             command.run(parser.parse_args([*given, *flags]))
-        last = max((problem.output / pretrain_run.CHECKPOINTS).iterdir())
-        return _parameters(load_decoder(last, dtype=torch.float32))
 
     def help(self) -> str:
         """What the command says of its options."""
