@@ -114,6 +114,11 @@ wrong_step("impl.pipeline:load_tokenizer", name="fresh_texts_padded_on_the_right
 wrong_step("impl.saved:load_tokenizer", name="opened_texts_padded_on_the_right", doc="What was saved pads on the right, whatever was set.")(
     lambda load, folder, limit, _: load(folder, limit)
 )
+wrong_step("impl.pipeline:partial", name="layers_for_texts_of_512", doc="The hand-written layers take 512 tokens of a text at most.")(
+    lambda partial, *given, **named: partial(
+        *given, **{key: min(value, 512) if key == "longest" else value for key, value in named.items()}
+    )
+)
 wrong_step("impl.pipeline:ByteTokens", name="bytes_padded_on_the_right", doc="Random weights pad on the right, whatever is set.")(
     lambda tokens, limit, _: tokens(limit)
 )

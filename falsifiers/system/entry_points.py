@@ -17,6 +17,9 @@ from blackswan.falsifiers.system.trial import Trial, by_each_backend, may_be_non
 from blackswan.reference.optimiser import clip_by_global_norm
 from blackswan.reference.training import flatten, split
 
+LONG = 520
+"""Tokens of a text, more than 512."""
+
 
 @by_each_backend
 def gradient_vector_goes_out_and_in(trial: Trial) -> Iterator[Comparison]:
@@ -49,6 +52,7 @@ def gradient_vector_goes_out_and_in(trial: Trial) -> Iterator[Comparison]:
     for batch in ([3], [4, 5]):
         pipeline.train_batch(batch)
     yield from _reports(trial, problem)
+    yield from _of_a_long_text(trial)
     yield from _micro_batches(trial)
     yield from _given_as_texts(trial)
     yield from _has_the_settings(trial)
@@ -68,6 +72,14 @@ def _reports(trial: Trial, problem: SmallRun) -> list[Comparison]:
         waiting = [*waiting, *places] if call == "accumulate" else []
     vector = pipeline.gradient_vector()
     return found + _report(trial, problem, pipeline, "apply_gradient_vector", [7, 8], [vector])
+
+
+def _of_a_long_text(trial: Trial) -> list[Comparison]:
+    """A text of as many tokens as the settings allow, more than they allow where nothing is said, makes the reference's step."""
+    problem = small_run(trial, max_seq_len=LONG)
+    rows = [trial.rng("long text").integers(0, 256, LONG).tolist(), *problem.training.rows[1:]]
+    problem = replace(problem, training=replace(problem.training, rows=rows))
+    return _report(trial, problem, trial.trainer.pipeline(problem), "train_batch", [0, 1], [[0, 1]])
 
 
 def _has_the_settings(trial: Trial) -> list[Comparison]:
