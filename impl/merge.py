@@ -71,8 +71,8 @@ def _updated(path: str, weight: Tensor, adapter: Adapter) -> Tensor:
     lora_a, lora_b = (adapter.trainable.get(f"{path}.lora_{factor}.weight") for factor in "AB")
     if lora_a is None or lora_b is None:
         return weight
-    held = torch.promote_types(lora_a.dtype, lora_b.dtype)
-    return lora_merge(weight, lora_a.to(weight.device, held), lora_b.to(weight.device, held), adapter.adaptation.alpha)
+    dtype = torch.promote_types(lora_a.dtype, lora_b.dtype)
+    return lora_merge(weight, lora_a.to(weight.device, dtype), lora_b.to(weight.device, dtype), adapter.adaptation.alpha)
 
 
 def save_merged(
