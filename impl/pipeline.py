@@ -63,7 +63,7 @@ class ClassifyPipeline:
     ) -> None:
         _require_fitting(architecture, config, tokens)
         self.architecture, self.config, self.tokens, self.group = architecture, config, tokens, group
-        # Absolute, for a process may leave its folder; not resolved, for a link to an .apr file in a cache has another name than its target.
+        # Absolute, for a process may leave its folder; not resolved, for the target of a link, as in a cache, may have another name.
         self.source = None if source is None else source.absolute()
         self.device = resolve_device(device) if isinstance(device, str) else device
         self.adaptation, self._opened = adaptation or Adaptation.of(config), adaptation is not None
