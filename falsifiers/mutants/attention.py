@@ -45,6 +45,7 @@ mutants(
     rope_inverse=("Rotation by the negative angle.", with_arguments(positions=lambda a: -a["positions"])),
     rope_theta_hard_coded=("θ = 10000 whatever the config says.", with_arguments(theta=lambda _: 10000.0)),
     rope_positions_from_one=("Positions start at 1 more than given.", with_arguments(positions=lambda a: a["positions"] + 1)),
+    rope_positions_begin_again=("Positions from 4,096 on begin at 0 again.", with_arguments(positions=lambda a: a["positions"] % 4096)),
     rope_positions_ignored=(
         "Positions by column instead of as given.",
         with_arguments(positions=lambda a: np.broadcast_to(np.arange(a["positions"].shape[1]), a["positions"].shape)),

@@ -237,6 +237,18 @@ def stand_in_turns_back_unscaled(rope: Any) -> Any:
 
 
 @wrong_step("impl.kernels.functions:OPERATIONS")
+def stand_in_dequantises_into_one_room(operations: dict[str, Step]) -> dict[str, Step]:
+    """Without gradients weights of one shape are dequantised into the same memory, which the caller gets."""
+    rooms: dict[Any, Tensor] = {}
+
+    def dequantize(*given: Any, **named: Any) -> Any:
+        y = operations["nf4_dequantize"](*given, **named)
+        return y if torch.is_grad_enabled() else rooms.setdefault((y.shape, y.dtype), y).copy_(y)
+
+    return {**operations, "nf4_dequantize": dequantize}
+
+
+@wrong_step("impl.kernels.functions:OPERATIONS")
 def stand_in_takes_any_positions(operations: dict[str, Step]) -> dict[str, Step]:
     """Positions of another shape than the tokens' are taken in their order."""
     return {**operations, "rope": lambda x, positions, **given: operations["rope"](x, positions.reshape(x.shape[:2]), **given)}

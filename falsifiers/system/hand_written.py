@@ -65,8 +65,9 @@ def follow_differentiation(trial: Trial) -> Iterator[Comparison]:
 
 def _single_steps(trial: Trial) -> Iterator[Comparison]:
     """One of two workers, whose batch is that of both; the first token of each sample; an MLP so narrow that the weights of attention are
-    the largest; a head in 16 bits whose logits, those of its bias, have no rounding, with weights of the classes or labels between 0 and 1,
-    which those bits do not hold; and NF4 whose blocks do not meet, or that is quantised doubly, which is refused."""
+    the largest; as many heads for keys as for queries, of which queries and values have updates and keys, between them, none; a head in 16
+    bits whose logits, those of its bias, have no rounding, with weights of the classes or labels between 0 and 1, which those bits do not
+    hold; and NF4 whose blocks do not meet, or that is quantised doubly, which is refused."""
     rng = trial.rng("single steps")
     work, settings = _drawn(rng, trial, 0, FAMILIES[trial.seed % 3])
     alone = {
@@ -79,11 +80,12 @@ def _single_steps(trial: Trial) -> Iterator[Comparison]:
         "two workers": (work, {"workers": 2}, {}),
         "the first token": (replace(work, pooling="first"), {}, {}),
         "a narrow MLP": (replace(work, nf4=True, intermediate=8), {}, {}),
+        "as many heads for keys": (replace(work, kv_heads=work.heads, targets="q_v"), {}, {}),
         "a head of 16 bits": (narrow_head, {"max_norm": None, "class_weights": rng.uniform(0.3, 3.0, 3).tolist()}, alone),
         "a head of 16 bits, several labels": (narrow_head, {"max_norm": None, "multi_label": True}, alone),
     }
     for label, (of_one, changed, state) in asked.items():
-        weights, (ids, mask, labels) = _adapted(drawn(rng, replace(of_one, targets="all")), work.targets), _batch(rng, of_one, 2, False)
+        weights, (ids, mask, labels) = _adapted(drawn(rng, replace(of_one, targets="all")), of_one.targets), _batch(rng, of_one, 2, False)
         said, labels = list[dict[str, float]](), soft if "multi_label" in changed else labels
         for backend in ("torch", "fused"):
             steps = trial.devices.steps(replace(of_one, backend=backend), weights, settings | changed)

@@ -167,7 +167,8 @@ def _refuses_one_ulp(trial: Trial, model: Model, adapter: Path, parent: Path, na
     found = [trial.refuses(f"a base whose {name} has become one ulp off", merge, re.escape(name))]
     found += same("what is merged into a base that has changed", False, (place / "merged").exists())
     opened = partial(trial.classifiers.opened, adapter, other)
-    late = partial(trial.classifiers.opened, place / "adapter", other)
+    again, late = partial(trial.classifiers.read_again, adapter, other), partial(trial.classifiers.opened, place / "adapter", other)
+    found.append(trial.refuses(f"a base whose {name} is one ulp off, read again", again, re.escape(name)))
     found.append(trial.refuses(f"a base whose {name} was one ulp off when the adapter was saved", late, re.escape(name)))
     return [*found, trial.refuses(f"a base whose {name} is one ulp off", opened, re.escape(name))]
 

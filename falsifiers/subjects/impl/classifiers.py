@@ -5,7 +5,7 @@ import io
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import chdir, redirect_stdout
+from contextlib import chdir, redirect_stdout, suppress
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -26,6 +26,7 @@ from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.corpus import Sample
 from blackswan.impl.fit import total_steps
 from blackswan.impl.pipeline import ClassifyPipeline
+from blackswan.impl.saved import open_adapter
 from blackswan.reference.table import Array
 
 
@@ -106,6 +107,13 @@ class Classifiers(Door):
     def opened(self, adapter: Path, model: Path) -> None:
         """Opens a saved adapter on a checkpoint."""
         ClassifyPipeline.from_adapter(adapter, model, device=self._device)
+
+    def read_again(self, adapter: Path, model: Path) -> None:
+        """Opens a saved adapter on a checkpoint, whose tensors are read for a second time where they were refused."""
+        base = open_adapter(adapter, model).base
+        with suppress(ValueError):
+            dict(base)
+        dict(base)
 
     def saved_again(self, adapter: Path, folder: Path) -> None:
         """Opens what was saved on the base that it names, and saves it there."""

@@ -29,6 +29,8 @@ def as_plain() -> Iterator[Answer]:
         right = _computed(OPERATIONS[operation], whole, wrt)
         for kind, computed in (("torch", OPERATIONS), ("Triton", functions.OPERATIONS)):
             found = _computed(computed[operation], arguments, wrt)
+            held = _held(computed[operation], arguments)
+            yield f"{operation} by {kind}, {label}: a result after the next", to_numpy(right[0].double()), to_numpy(held.double())
             for name, value in arguments.items():
                 if isinstance(value, Tensor):
                     yield f"{operation} by {kind}, {label}: {name} afterwards", to_numpy(whole[name].double()), to_numpy(value.double())
@@ -56,6 +58,16 @@ def _computed(function: Callable[..., Tensor], arguments: dict[str, Any], wrt: S
     return [y.detach(), *(torch.autograd.grad(UPSTREAM * y.sum(), leaves) if wrt else ())]
 
 
+def _held(function: Callable[..., Tensor], arguments: dict[str, Any]) -> Tensor:
+    """A result without gradients, which is held while that of twice as large values is computed."""
+    with torch.no_grad():
+        y = function(**arguments)
+        function(
+            **{name: 2 * value if isinstance(value, Tensor) and value.is_floating_point() else value for name, value in arguments.items()}
+        )
+    return y
+
+
 def _situations() -> Iterator[Situation]:
     x, up, weight = _transposed(2, 3, 24), _transposed(2, 3, 24), _column(24)
     yield "transposed", "swiglu", {"gate": x, "up": up}, ("gate", "up")
@@ -63,7 +75,7 @@ def _situations() -> Iterator[Situation]:
     yield "with a frozen weight", "qk_norm", {"x": x[:, :, None], "weight": weight, "eps": 0.01}, ("x",)
     yield "as they are", "swiglu", {"gate": _drawn(2, 24), "up": _drawn(2, 24)}, ("gate", "up")
     scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_positions": 8192}
-    late = {"x": _drawn(1, 3, 2, 64), "positions": torch.arange(5000, 5003)[None], "theta": 5e5}
+    late = {"x": _drawn(1, 3, 2, 64), "positions": torch.arange(31000, 31003)[None], "theta": 5e5}
     yield "late and scaled", "rope", {**late, **scaling}, ("x",)
     positions = torch.arange(3, dtype=torch.int32).expand(2, 3)
     yield (
