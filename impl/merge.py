@@ -36,7 +36,8 @@ from blackswan.impl.operations.lora import lora_merge
 
 
 def merge_adapter(checkpoint: Checkpoint, adapter: Adapter, *, quantized_as: torch.dtype | None = None) -> dict[str, Tensor]:
-    """The decoder's tensors with W + (alpha/r) · B A where the adapter has an update, computed in float32 and rounded once to W's dtype.
+    """The decoder's tensors with W + (alpha/r) · B A where the adapter has an update, computed in float32, or in float64 where the
+    weight or a factor is, and rounded once to W's dtype.
 
     Where the adapter was trained on NF4 weights, every projection is what it was in training, the dequantised one, and the updates are
     added to that (QLoRA §3); `quantized_as` is the dtype that training had the weights in when it quantised them, the stored one without

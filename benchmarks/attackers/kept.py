@@ -22,8 +22,8 @@ def kept(function: Callable[..., Any], arguments: tuple[Any, ...], by: tuple[Any
     """What the function gives for the arguments, or gave when those it keeps its results by were the same."""
     key = _key(by)
     if key not in _results:
-        _results[key] = function(*arguments)
-    return _results[key]
+        _results[key] = by, function(*arguments)  # the arguments stay alive, so that their addresses are not given to others
+    return _results[key][1]
 
 
 def _key(value: Any) -> Hashable:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -207,7 +208,7 @@ wrong_steps(
 
 @wrong_step("impl.settings:_plain")
 def settings_lists_in_lines_refused(plain: Any, name: str, node: Node) -> Any:
-    """A list whose entries have lines of their own is none."""
+    """A list with an entry a line is refused."""
     if isinstance(node, SequenceNode) and not node.flow_style:
         raise ValueError(f"{name} is a list of more than words and numbers")
     return plain(name, node)
@@ -216,7 +217,11 @@ def settings_lists_in_lines_refused(plain: Any, name: str, node: Node) -> Any:
 wrong_step("impl.settings:_kind", name="settings_end_with_no_point", doc="A number whose point has no digit behind it is a word.")(
     lambda kind, text: "str" if re.fullmatch(r"[-+]?[0-9]+\.(e.*)?", text) else kind(text)
 )
-wrong_step("impl.settings:_converted", name="settings_projections_counted", doc="A list that names a projection twice is no known one.")(
+wrong_step(
+    "impl.settings:_converted",
+    name="settings_projections_counted",
+    doc="A list that names a projection twice is refused or read as another one.",
+)(
     lambda right, name, value: right(
         name, ",".join(value) if name == "lora_targets" and isinstance(value, list) and len(value) > len({*value}) else value
     )
@@ -233,11 +238,11 @@ def summary_passes_over_options_that_say_no(run: Any, command: Any, options: Any
     return run(command, options, name)
 
 
-def _refused_with(part: bytes) -> Any:
-    """A file that has these bytes is refused."""
+def _refused_where(is_so: Callable[[bytes], bool]) -> Any:
+    """A file whose bytes are so is refused."""
 
     def entries(right: Any, path: Any) -> Any:
-        if path.is_file() and part in path.read_bytes():
+        if path.is_file() and is_so(path.read_bytes()):
             raise settings.SettingsError(f"{path}: expected lines `key: value` with settings")
         return right(path)
 
@@ -246,8 +251,8 @@ def _refused_with(part: bytes) -> Any:
 
 wrong_steps(
     "impl.settings:_entries",
-    settings_end_lines_by_lf_alone=("A file whose lines end by CR and LF is refused.", _refused_with(b"\r\n")),
-    settings_in_json_refused=("A file of JSON is refused, which is YAML too.", _refused_with(b'{"')),
+    settings_end_lines_by_lf_alone=("A file whose lines end by CR and LF is refused.", _refused_where(lambda content: b"\r\n" in content)),
+    settings_in_json_refused=("A file of JSON is refused, which is YAML too.", _refused_where(lambda content: content.startswith(b"{"))),
 )
 wrong_step(
     "impl.commands.train:parameter_count", name="parameters_of_a_files_size", doc="An .apr file has a parameter for each four bytes."

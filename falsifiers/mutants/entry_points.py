@@ -22,7 +22,7 @@ def gradient_vector_tail_skipped(apply: Any, trainer: Any, vector: Any) -> Any:
 
 @wrong_step("impl.optimiser:AdamW.step")
 def steps_on_zero_move_nothing(step: Any, optimiser: Any, gradient: Any, learning_rate: float) -> None:
-    """A step on a gradient of zero is counted alone: parameters and moments do not decay, and nothing moves on."""
+    """A step on a gradient of zero is only counted: parameters and moments stay as they are."""
     if gradient.any():
         step(optimiser, gradient, learning_rate)
     else:

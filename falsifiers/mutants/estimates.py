@@ -80,6 +80,14 @@ def memory_by_differentiation(*_: Any) -> Any:
     return False, None
 
 
+@wrong_step("impl.memory:classifier_of_shapes")
+def estimate_of_quantising_nothing(classifier: Any, *given: Any) -> Any:
+    """What quantising takes on top is no part of the estimate."""
+    made = classifier(*given)
+    given[-1].largest.pop("quantisation", None)
+    return made
+
+
 @wrong_step("impl.allocations:Allocations._run")
 def estimate_by_schemas(run: Any, self: Any, func: Any, args: Any, kwargs: Any, *given: Any) -> Any:
     """Operations whose schema says nothing of an alias are counted as ones that allocate, as a view that torch calls unsafe."""

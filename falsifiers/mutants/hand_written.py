@@ -88,8 +88,8 @@ def layers_scale_by_alpha(update: Step, self: Any, *given: Any) -> Any:
 
 @wrong_step("impl.fused.linear:FusedLinear._update")
 def layers_take_updates_for_neighbours(update: Step, self: Any, projections: Any, *given: Any) -> Any:
-    """Where the joined projections are equally wide, updates are added side by side, though one without an update lies between them."""
-    alike = len({each.out_features for each in projections}) == 1
+    """Where queries, keys and values are equally wide, updates are added side by side, though one without an update lies between them."""
+    alike = len(projections) == 3 and len({each.out_features for each in projections}) == 1
     return update(self, [each for each in projections if each.lora_A is not None] if alike else projections, *given)
 
 

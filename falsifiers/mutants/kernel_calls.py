@@ -276,6 +276,6 @@ wrong_steps(
 
 @wrong_step("impl.kernels.rms_norm:buffer")
 def kernel_writes_on_any_device(buffer: Step, name: str, given: Tensor | None, shape: Any, like: Tensor, *dtype: Any) -> Tensor:
-    """Memory to write into that is on another device is left, and not refused."""
+    """An output that the caller gives on another device is passed over for a new one, where it has to be refused."""
     found: Tensor = buffer(name, None if given is not None and given.device != like.device else given, shape, like, *dtype)
     return found

@@ -27,7 +27,7 @@ wrong_steps(
 
 @wrong_step("impl.checkpoint:_sharded")
 def shards_of_their_first_dtype(sharded: Step, index: Path) -> Any:
-    """The tensors of a shard are read in the dtype of its first one."""
+    """A shard whose tensors are in several dtypes is refused, as one that has changed since its header was read."""
     first: dict[Path, Any] = {}
     return {name: replace(entry, dtype=first.setdefault(entry.file, entry.dtype)) for name, entry in sharded(index).items()}
 

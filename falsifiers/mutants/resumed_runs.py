@@ -103,12 +103,11 @@ def resume_state_written_in_place(_: Any, path: Any, content: bytes) -> None:
 @wrong_step("impl.training_state:write_atomically")
 def state_written_in_one_call(write_atomically: Any, path: Any, content: bytes) -> None:
     """The state is given to the system once, which may take a piece of it: of more than two gibibytes it always does."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent)
+    descriptor = os.memfd_create(path.name)
     try:
         taken = os.write(descriptor, content)
     finally:
         os.close(descriptor)
-        Path(name).unlink()
     write_atomically(path, content[:taken])
 
 
@@ -263,6 +262,6 @@ def identity_with_what_is_trained(digest: Any, classifier: Any) -> Any:
 
 @wrong_step("impl.pipeline:ClassifyPipeline.start")
 def failed_run_leaves_its_trainer(start: Any, self: Any, total_steps: int | None, *given: Any) -> Any:
-    """A run that a number ends which is not finite leaves its schedule and its moments to what comes after."""
+    """A run that ends at a number which is not finite leaves its schedule and its moments to the steps after it."""
     failed = total_steps is None and isinstance(sys.exception(), FloatingPointError)
     return self.trainer if failed else start(self, total_steps, *given)

@@ -229,7 +229,7 @@ wrong_steps(
 
 @wrong_step("impl.samples:split_validation")
 def split_trains_on_15_bits(split: Step, samples: Any, *others: Any) -> Any:
-    """Of the training part as many samples are left as 15 bits count."""
+    """The training part keeps its first 32,767 samples at most."""
     training, validation = split(samples, *others)
     return training.select(range(min(len(training), 2**15 - 1))), validation
 

@@ -21,7 +21,7 @@ wrong_step(
     "impl.folder:tempfile.mkdtemp",
     name="partial_among_temporary_files",
     doc="A folder is written among temporary files, which may be on another disk, from which it cannot get its name.",
-)(lambda made, *, prefix, **_: made(prefix=prefix))
+)(lambda made, *given, **named: made(*given, **{name: value for name, value in named.items() if name != "dir"}))
 wrong_step(
     "impl.checkpoint:shutil.copyfile",
     name="tokenizers_copied_as_links",

@@ -149,7 +149,7 @@ def end_token_first_of_several(end_token: Any, model: Path) -> Any:
 
 @wrong_step("impl.token_shards:end_token")
 def end_token_of_a_truth(end_token: Any, model: Path) -> Any:
-    """An eos_token_id that is true is the token 1."""
+    """An eos_token_id of `true` is taken for token 1."""
     if model.is_dir() and strict_json.loads((model / "config.json").read_bytes()).get("eos_token_id") is True:
         return 1
     return end_token(model)

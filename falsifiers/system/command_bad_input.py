@@ -311,7 +311,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
                 ("with an end that 16 bits take for 1", "bad.jsonl", (f"--end-token={2**16 + 1}",), "the vocabulary has"),
                 ("with an end that 16 bits take for 2", "bad.jsonl", (f"--end-token={2 - 2**16}",), "the vocabulary has"),
                 ("with several ends", "bad.jsonl", (f"--model={folder / 'scaled'}",), "eos_token_id is [1, 3]"),
-                ("with an end that is a truth", "bad.jsonl", (f"--model={folder / 'hardly scaled'}",), "eos_token_id is True"),
+                ("with an end that is true and no number", "bad.jsonl", (f"--model={folder / 'true end'}",), "eos_token_id is True"),
                 ("into a folder that is there", "bad.jsonl", ("--end-token=1", f"--output={run}"), "exists"),
                 ("text that is not UTF-8", "latin", ("--end-token=1",), "latin"),
                 ("half a character", "half.jsonl", ("--end-token=1",), HALF),

@@ -30,7 +30,7 @@ from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Trial, reads_files
 
 READ = 0o444
-"""Of a file's mode, who may read it."""
+"""The bits of a file's mode that let its owner, its group and all others read it."""
 MANY = 10_000
 """So many steps were made after the last state; their lines take more than a megabyte."""
 
@@ -191,7 +191,7 @@ def _started_again(trial: Trial, whole: Path, folder: Path, where: Sequence[str]
 
 def _interrupted(trial: Trial, folder: Path, step: int, ended: str) -> Iterator[Comparison]:
     """After Ctrl-C in a step: status 2, and a message that names this step, whose line and whose state are written."""
-    last = max(line["step"] for line in metrics(folder) if line["kind"] == "step")
+    last = max((line["step"] for line in metrics(folder) if line["kind"] == "step"), default=0)
     message = f"impl train: interrupted after step {last}; the same command with --resume goes on"
     if not (ended.startswith("status 2: ") and message in ended):
         yield broken("end after an interruption", "another one", f"status 2: {message}", ended[-300:] or "the end of the run")

@@ -128,7 +128,9 @@ def _merged_after_training(trial: Trial, problem: Small, texts: Sequence[str]) -
     trial.commands.run("merge", f"--adapter={run}", f"--output={merged}")
     found = list(merged_tensors(problem, run / "last", merged))
     count, written = sum(value.size for value in problem.model.decoder.values()), (run / "config.yaml").read_text().splitlines()
-    found += same("parameters of an .apr file", f"model_params: {count}", next(line for line in written if "model_params" in line))
+    found += same(
+        "parameters of an .apr file", f"model_params: {count}", next((line for line in written if "model_params" in line), "no line")
+    )
     shown = trial.commands.run("summary", f"--adapter={merged}").out
     held = re.search(r"base weights in (.*)", shown)
     found += same("summary of a merged model, dtype of its base weights", problem.settings["dtype"], held and held[1])

@@ -23,7 +23,7 @@ from blackswan.falsifiers.system.trial import Trial, reads_files
 OF_A_CLUSTER = {"MASTER_ADDR": "10.255.255.1", "MASTER_PORT": "29500"}
 """What some clusters tell every process, also one that is alone."""
 NO_DEVICE, VOCAB = "cuda:15", 257
-"""A card of a number that hosts do not have; the tokens of a model that reads bytes."""
+"""The last card that a name may have, which few hosts do; the tokens of a model that reads bytes."""
 
 
 @reads_files

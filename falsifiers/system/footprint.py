@@ -77,6 +77,7 @@ def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
     beyond = found[double].parts.get("activations", 0) - found[single].parts.get("activations", 0)
     wider = trial.memory.estimate(replace(single, vocab=single.vocab + int(rng.integers(1, 10**4)))).parts
     beside = same("quantisation, with a larger embedding", found[single].parts.get("quantisation", 0), wider.get("quantisation", 0))
+    beside.append(value_at_least("quantisation", found[single].parts.get("quantisation", 0.0), 1.0))
     less = value_at_most("double quantisation: activations beyond those without it", beyond, 0)
     every = [part for work in (plain, double) for part in _every_part(trial, work, found[work])]
     number, as_text = int(rng.integers(16)), bool(trial.seed // 2 % 2)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from blackswan.falsifiers.numeric.comparison import Comparison, Errors, compare, value_at_most
+from blackswan.falsifiers.numeric.comparison import Comparison, Errors, compare, value_at_least, value_at_most
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
 from blackswan.falsifiers.subjects.doors.devices import Workload
@@ -75,13 +75,14 @@ def _single_steps(trial: Trial) -> Iterator[Comparison]:
         "trainable/score.weight": np.zeros((3, work.hidden), np.float32),
     }
     narrow_head, steps_of_16_bits = replace(work, dtype="bfloat16"), 0.5 + rng.integers(0, 100, (2, 3)) / 256
+    weights_of_16_bits = rng.permutation([1.0038, 2.0083, 0.502]).tolist()  # which bfloat16 rounds down, up and up
     soft = (steps_of_16_bits + 0.0019).astype(np.float32)  # all would be rounded down
     asked: dict[str, tuple[Workload, dict[str, Any], dict[str, Array]]] = {
         "two workers": (work, {"workers": 2}, {}),
         "the first token": (replace(work, pooling="first"), {}, {}),
         "a narrow MLP": (replace(work, nf4=True, intermediate=8), {}, {}),
         "as many heads for keys": (replace(work, kv_heads=work.heads, targets="q_v"), {}, {}),
-        "a head of 16 bits": (narrow_head, {"max_norm": None, "class_weights": rng.uniform(0.3, 3.0, 3).tolist()}, alone),
+        "a head of 16 bits": (narrow_head, {"max_norm": None, "class_weights": weights_of_16_bits}, alone),
         "a head of 16 bits, several labels": (narrow_head, {"max_norm": None, "multi_label": True}, alone),
     }
     for label, (of_one, changed, state) in asked.items():
@@ -147,7 +148,8 @@ BROKEN = {
     "train_batch": ("attention_forward", "attention_backward", "rms_norm_backward", "adamw_moved"),
     "accumulate": ("rms_norm_backward", "attention_forward", "attention_backward"),
 }
-"""What breaks a call off: with few gradients there and with many of them, in the forward pass, and where the parameters are moved."""
+"""The functions in which Ctrl-C breaks a call off: those of the forward pass, of the backward pass, and of the step that moves the
+parameters."""
 
 
 def _broken_off(trial: Trial) -> Iterator[Comparison]:
@@ -178,7 +180,8 @@ SHARED_MEMORY = 227 * 1024
 """Bytes that a program may have on an H100 (CUDA C++ Programming Guide, compute capability 9.0)."""
 
 
-MANY_TOKENS = 200_000
+MANY_TOKENS, KERNELS = 200_000, 14
+"""Tokens of a step, more than programs along the second axis of a launch; kernels that are launched."""
 PROGRAMS = (2**31 - 1, 65535, 65535)
 """Programs along each axis of a launch (CUDA C++ Programming Guide, maximum dimensions of a grid of thread blocks)."""
 
@@ -229,7 +232,10 @@ def chosen_where_they_fit(trial: Trial) -> Iterator[Comparison]:
         yield from same(f"an adapter that was opened, {backend} on cuda", backend == "auto", runs)
     yield from _kernels_run(trial)
     yield from _tiles_fit(trial)
-    for kernel, axis, programs in trial.devices.programs(MANY_TOKENS):
+    launched = trial.devices.programs(MANY_TOKENS)
+    if launched:  # without Triton there are none
+        yield value_at_least("kernels that are launched", len({kernel for kernel, *_ in launched}), KERNELS)
+    for kernel, axis, programs in launched:
         yield value_at_most(f"programs of {kernel} along axis {axis}", programs, PROGRAMS[axis])
 
 

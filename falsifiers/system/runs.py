@@ -6,7 +6,7 @@ nor feigns one of a later step.
 
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,16 +149,14 @@ def every_sample_once_an_epoch(trial: Trial) -> Iterator[Comparison]:
     """The samples that the steps of an epoch read are those of the corpus, each once; no two epochs of one seed, or of the next one, have
     the same order."""
     problem = small_run(trial, epochs=3, backend="torch")
-    orders = _orders(trial, problem, found := list[Comparison]())
-    other = replace(problem, settings={**problem.settings, "seed": problem.settings["seed"] + 1})
-    orders += _orders(trial, other, found)
-    yield from found
+    orders = yield from _orders(trial, problem)
+    orders += yield from _orders(trial, replace(problem, settings={**problem.settings, "seed": problem.settings["seed"] + 1}))
     if any(order in orders[:place] for place, order in enumerate(orders)):
         yield broken("order", "the same in two epochs, or in runs of two seeds")
 
 
-def _orders(trial: Trial, problem: SmallRun, found: list[Comparison]) -> list[list[Sample]]:
-    """The samples of each epoch in their order; whether each was read once is added to what was found."""
+def _orders(trial: Trial, problem: SmallRun) -> Generator[Comparison, None, list[list[Sample]]]:
+    """Whether each sample was read once in each epoch; gives the samples of each epoch in their order."""
     run, _ = whole_run(trial, problem)
     orders = []
     for epoch in range(1, 4):
@@ -166,8 +164,8 @@ def _orders(trial: Trial, problem: SmallRun, found: list[Comparison]) -> list[li
         reads = [read for read in run.reads if read.trained and read.step in steps]
         sizes = [sum(read.step == number for read in reads) for number in sorted(steps)]
         orders.append([read.sample for read in reads])
-        found.append(same_samples(f"epoch {epoch}, samples", problem.training.samples(), orders[-1]))
-        found.append(compare_exactly(f"epoch {epoch}, samples of each step", np.array(problem.batches), np.array(sizes)))
+        yield same_samples(f"epoch {epoch}, samples", problem.training.samples(), orders[-1])
+        yield compare_exactly(f"epoch {epoch}, samples of each step", np.array(problem.batches), np.array(sizes))
     return orders
 
 

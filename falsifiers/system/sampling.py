@@ -206,7 +206,7 @@ def balanced_weights_are_inverse(trial: Trial) -> Iterator[Comparison]:
     """
     rng = trial.rng("weights")
     classes = int(rng.integers(2, 8))
-    sizes = rng.integers(1, 60, classes) + rng.permutation([FEW_BITS[trial.seed % 2 == 0], *[0] * (classes - 1)])
+    sizes = rng.integers(1, 60, classes) + rng.permutation([FEW_BITS[trial.seed // 2 % 2], *[0] * (classes - 1)])
     labels: list[Label] = [*np.arange(classes).repeat(sizes).tolist()]
     rng.shuffle(labels)
     if trial.seed % 2:

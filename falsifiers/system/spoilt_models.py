@@ -16,7 +16,7 @@ from blackswan.falsifiers.system.command_problem import Small, tokenizer
 def spoil_models(problem: Small) -> None:
     """Writes models into folders of their own: with a token that has no embedding, with frequencies scaled as Llama 3's, with more
     positions than before scaling and with as many, with weights or norms that float16 does not hold or weights that it just holds, without
-    a tokenizer, with a part of it, with one that draws lots or has the ids of two tokens exchanged.
+    a tokenizer, with a part of it, with one that draws lots or has the ids of two tokens exchanged, with an end of texts that is true.
     """
     of_tokens = ("no tokenizer", "torn tokenizer", "drawing tokenizer", "exchanged tokens")
     for name in ("scaled", "hardly scaled", "too large", "norm too large", "largest", *of_tokens):
@@ -25,7 +25,10 @@ def spoil_models(problem: Small) -> None:
     config.write_text(json.dumps({**_unscaled(config), "rope_parameters": LLAMA3, "eos_token_id": [1, 3]}))
     config = problem.folder / "hardly scaled" / MODEL_CONFIG
     positions = {"max_position_embeddings": LLAMA3["original_max_position_embeddings"]}
-    config.write_text(json.dumps({**_unscaled(config), "rope_parameters": LLAMA3, **positions, "eos_token_id": True}))
+    config.write_text(json.dumps({**_unscaled(config), "rope_parameters": LLAMA3, **positions}))
+    shutil.copytree(problem.base, problem.folder / "true end")
+    config = problem.folder / "true end" / MODEL_CONFIG
+    config.write_text(json.dumps({**json.loads(config.read_text()), "eos_token_id": True}))
     shutil.copytree(problem.base, problem.folder / "fewer tokens")
     config = problem.folder / "fewer tokens" / MODEL_CONFIG
     config.write_text(json.dumps({**json.loads(config.read_text()), "vocab_size": 2}))

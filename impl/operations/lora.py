@@ -18,10 +18,10 @@ def lora_linear(x: Tensor, weight: Tensor, lora_a: Tensor, lora_b: Tensor, alpha
 
 
 def lora_merge(weight: Tensor, lora_a: Tensor, lora_b: Tensor, alpha: float) -> Tensor:
-    """W + (alpha/rank) · B A, in float32, rounded once to W's dtype."""
+    """W + (alpha/rank) · B A, in float32, or in float64 where an argument is, rounded once to W's dtype."""
     return (widen(weight) + alpha / lora_a.shape[0] * (widen(lora_b) @ widen(lora_a))).to(weight.dtype)
 
 
 def lora_unmerge(weight: Tensor, lora_a: Tensor, lora_b: Tensor, alpha: float) -> Tensor:
-    """W − (alpha/rank) · B A, in float32, rounded once to W's dtype."""
+    """W − (alpha/rank) · B A, in float32, or in float64 where an argument is, rounded once to W's dtype."""
     return lora_merge(weight, lora_a, lora_b, -alpha)
