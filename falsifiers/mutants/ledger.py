@@ -1,6 +1,7 @@
 """Wrong ledgers of device memory, and wrong accounts of the memory that a host has: one step of `impl` replaced each."""
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -219,6 +220,19 @@ wrong_steps(
         lambda groups: (Path(str(group).partition(" ")[0]) for group in groups()),
     ),
 )
+
+
+@wrong_step("impl.host:_groups")
+def tightest_group_alone(groups: Any) -> Any:
+    """Only that one of a container's groups is looked at whose limit is the smallest, which may not be the one with the least left."""
+
+    def limit(group: Path) -> float:
+        text = (group / "memory.max").read_text().strip() if (group / "memory.max").exists() else "max"
+        return math.inf if text == "max" else float(text)
+
+    return sorted(groups(), key=limit)[:1]
+
+
 wrong_steps(
     "impl.host:_used",
     usage_of_the_own_group_alone=("What others use of a limit further up is passed over.", lambda used, _: used(_own_group())),

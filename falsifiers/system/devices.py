@@ -98,6 +98,7 @@ def _containers(said: Path, scores: int) -> Iterator[tuple[str, bool]]:
         "a limit below one that leaves too little": (2 * full, nothing, full, False),
         "a limit below one that files reach": (2 * full, files, full, True),
         "little that is used below a limit that others fill": (None, nothing, full, False),
+        "little that is used of a limit below a larger one that others fill": (full, nothing, full + scores - 1, False),
     }
     groups = said / "groups"
     places = {"0::/pods/one": groups / "pods", "4:memory:/elsewhere\n0::/a/b/c": groups / "a", "0::/": None}
