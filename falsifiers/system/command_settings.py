@@ -71,7 +71,7 @@ def _away(rng: Generator) -> dict[str, dict[str, Any]]:
 def _reach(trial: Trial, name: str, problem: Small, away: Mapping[str, Any]) -> Iterator[Comparison]:
     rng = trial.rng(f"ways {name}")
     ways = {setting: str(rng.choice(["option", "file", "both", "back", "default"], p=[0.3, 0.3, 0.2, 0.1, 0.1])) for setting in away}
-    ways |= dict.fromkeys(("num_classes", "epochs", "class_weights", "multi_label", "double_quantize"), "option")
+    ways |= dict.fromkeys(("num_classes", "epochs", "class_weights", "multi_label", "double_quantize", "quantize_nf4"), "option")
     ways |= ALPHA[name]
     ways |= {setting: "both" for setting, value in away.items() if value is None}  # none is a value, which comes before a number too
     expected = QLORA | {setting: value for setting, value in away.items() if ways[setting] not in ("back", "default")}
