@@ -135,6 +135,15 @@ def adapter_variants_ignored(*_: Any) -> None:
     """DoRA, rsLoRA and ranks by module are taken for plain LoRA."""
 
 
+@wrong_step("impl.adapter:_PeftConfig.refuse_unsupported")
+def adapter_alpha_of_a_layer_for_all(refuse: Step, self: Any) -> None:
+    """One alpha that is given to modules by their paths is read as that of all layers."""
+    pattern = self.values.get("alpha_pattern") or {}
+    if len({*pattern.values()}) == 1 and all("." in name for name in pattern):
+        object.__setattr__(self, "values", {**self.values, "alpha_pattern": {}, "lora_alpha": next(iter(pattern.values()))})
+    refuse(self)
+
+
 @wrong_step("impl.adapter:_architecture", "S28")
 def adapter_of_another_base_accepted(*_: Any) -> dict[str, Any]:
     """An adapter goes onto any base whose shapes fit."""

@@ -244,6 +244,7 @@ ADAPTER_DAMAGE: dict[str, Damage] = {
     "DoRA": _adapter(use_dora=True),
     "ranks by module": _adapter(rank_pattern={"q_proj": 2}),
     "alphas by module": _adapter(alpha_pattern={"q_proj": 2}),
+    "alphas of a layer": _adapter(alpha_pattern={f"model.layers.0.self_attn.{name}": 2 for name in ("q_proj", "v_proj")}),
     "trained biases": _adapter(bias="all"),
     "biases of B": _adapter(lora_bias=True),
     "chosen layers": _adapter(layers_to_transform=[0]),

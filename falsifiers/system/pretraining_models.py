@@ -120,28 +120,29 @@ def validation_is_pure(trial: Trial, *, share: float) -> list[Comparison]:
         *same("after validation", (stored, frozen), after),
         *same("trainable parameters, and gradients, after a step", ([*before], []), trained),
         *same("trainable parameters, and gradients, after a step and validation", trained, decoder.held()),
-        *_mean_over_tokens(trial),
+        *_mean_over_tokens(trial, MANY, 50),
+        *_mean_over_tokens(trial, VOCAB, 1100),
     ]
 
 
-def _mean_over_tokens(trial: Trial) -> list[Comparison]:
-    """Of a large vocabulary, in three batches, of which the last one has fewer rows, and a shorter one among them."""
-    rng, batch, seq, more = trial.rng("many tokens"), 4, 50, 2
-    architecture = {**small_architecture(rng), "vocab": MANY}
-    stream = rng.integers(0, MANY, (2 * batch + 1) * (seq - 1) + more + 1)
+def _mean_over_tokens(trial: Trial, vocab: int, seq: int) -> list[Comparison]:
+    """Of a large vocabulary, or of long rows, in three batches, of which the last one has fewer rows, and a shorter one among them."""
+    rng, batch, more = trial.rng(f"many tokens {seq}"), 4, 2
+    architecture = {**small_architecture(rng), "vocab": vocab}
+    stream = rng.integers(0, vocab, (2 * batch + 1) * (seq - 1) + more + 1)
     decoder = trial.pretrainer.random(architecture, trial.seed)
     steps, state = decoder.state()
     decoder.restore(steps, {name: 20 * value if value.ndim > 1 else value for name, value in state.items()})  # the rows' losses differ
     weights = {f"parameters/{name}": np.asarray(value, np.float64) for name, value in decoder.parameters().items()}
     with temporary_folder() as folder:
-        tokens = Tokens(write_shards(folder, pieces_of(stream, rng)), MANY, batch, seq)
+        tokens = Tokens(write_shards(folder, pieces_of(stream, rng)), vocab, batch, seq)
         found = {micro: decoder.validate(tokens, micro) for micro in (1, batch - 1, batch)}
     rows = [stream[start : start + seq] for start in range(0, len(stream) - 1, seq - 1)]
     ids, mask = np.stack([np.pad(row, (0, seq - len(row))) for row in rows]), np.arange(seq) < np.array([[len(row)] for row in rows])
     given = [{"input_ids": ids[row, None], "mask": mask[row, None], **weights} for row in range(len(rows))]
     losses = [float(reference.evaluate("language_model_loss", each, architecture)["loss"]) for each in given]
     mean = float(np.average(losses, weights=mask.sum(axis=1) - 1))
-    return [trial.near(f"loss of a large vocabulary, {micro} rows at a time", mean, loss) for micro, loss in found.items()]
+    return [trial.near(f"loss of {vocab} words, {micro} rows of {seq} tokens at a time", mean, loss) for micro, loss in found.items()]
 
 
 def _heldout(scripts: int) -> tuple[Array, int]:
