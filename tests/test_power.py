@@ -256,7 +256,7 @@ def test_the_command_writes_cells_and_passes(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("arguments", "status", "closing"),
     [
-        ("--claim OP-ROPE-NORM", 0, "3 of 20 mutants die here: OP-ROPE-NORM catches what it must and can fail"),
+        ("--claim OP-ROPE-NORM", 0, "3 of 21 mutants die here: OP-ROPE-NORM catches what it must and can fail"),
         ("--mutant rope_interleaved_pairs --claim OP-ROPE", 0, "1 of 1 mutants dies here, by OP-ROPE"),
         ("--mutant rope_dropped --claim OP-ROPE-NORM", 1, "1 faults"),
     ],
