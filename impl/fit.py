@@ -94,6 +94,7 @@ class Fittable(Protocol):
     """What a run trains: a model with its tokens and settings."""
 
     architecture: DecoderConfig
+    class_weights: tuple[float, ...] | None
     classifier: Classifier
     config: ClassifyConfig
     device: torch.device
@@ -173,8 +174,8 @@ class _Run:
         self.config, self.group = pipeline.config, pipeline.group
         self._require_fitting_samples()
         kind = self.config.class_weights
-        weights = balanced_weights(train, kind) if isinstance(kind, str) else None
-        self.trainer = pipeline.start(total_steps(self.config, len(train)), weights)
+        self._balanced = balanced_weights(train, kind) if isinstance(kind, str) else None
+        self.trainer = pipeline.start(total_steps(self.config, len(train)), self._balanced)
         require_a_rate(self.trainer.learning_rates)
         self.identity = self._identity()
         self.progress = Progress(run=hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest())
@@ -191,6 +192,8 @@ class _Run:
                 self._continue_from(*found)
         require_same(self.group, f"progress in {self.output / STATE}", json.dumps(dataclasses.asdict(self.progress)))
         require_equal(self.group, self.trainer.state())
+        if self._balanced is not None:  # a run that was refused before has left those of an earlier one
+            self.pipeline.class_weights = self._balanced
 
     def train(self) -> FitResult:
         """Epoch by epoch to the end."""

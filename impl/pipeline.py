@@ -157,11 +157,9 @@ class ClassifyPipeline:
     def start(self, total_steps: int | None, class_weights: Sequence[float] | None = None) -> Trainer:
         """A new trainer, with moments of zero, at the settings' schedule over that many steps, or at their rate without an end.
 
-        `class_weights` are what one of `BALANCED` stands for.
+        `class_weights` are what one of `BALANCED` stands for; without them the trainer has those of the last run that began.
         """
-        if class_weights is not None:
-            self.class_weights = tuple(class_weights)
-        self.trainer = self._trainer(self.classifier, total_steps, self.class_weights, self.group)
+        self.trainer = self._trainer(self.classifier, total_steps, class_weights or self.class_weights, self.group)
         return self.trainer
 
     def _trainer(self, classifier: Classifier, total_steps: int | None, class_weights: Sequence[float] | None, group: Group) -> Trainer:

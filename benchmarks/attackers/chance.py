@@ -125,6 +125,8 @@ def main(arguments: Sequence[str]) -> int:
     options = _options(arguments)
     chosen = asked_on_cpu(options.claim)
     counts, every = Counter[str](), [change for change in changes.every() if change.what.startswith(options.what)]
+    if not every:
+        raise CannotRun(f"--what: no change begins with {options.what!r}; expected the beginning of one, such as 'kept for every'")
     with tempfile.TemporaryDirectory(prefix="attackers-") as temporary, (options.output or Path(os.devnull)).open("w") as output:
         near = traces(chosen, options.traces or Path(temporary), options.jobs)
         if options.claim:  # of the others there is nothing to be learnt

@@ -19,7 +19,7 @@ def forget() -> None:
 
 
 def kept(function: Callable[..., Any], arguments: tuple[Any, ...], by: tuple[Any, ...]) -> Any:
-    """What the function gives for the arguments, or gave when those it keeps its results by were the same."""
+    """Call the function, unless it was called before with the same values of the arguments that its results are kept by."""
     key = _key(by)
     if key not in _results:
         _results[key] = by, function(*arguments)  # the arguments stay alive, so that their addresses are not given to others

@@ -16,7 +16,7 @@ def _with(name: str, make: Callable[..., Any]) -> Callable[[Operations], Operati
 
 
 def _in_float32(right: Callable[..., Any], **given: Any) -> Any:
-    """What the operation gives for arrays in float64 that are rounded to float32."""
+    """The operation's result for the same arrays with those in float64 rounded to float32."""
     wide = {name for name, value in given.items() if getattr(value, "dtype", None) == torch.float64}
     found = right(**{name: value.float() if name in wide else value for name, value in given.items()})
     return found.double() if wide else found

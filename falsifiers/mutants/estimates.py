@@ -82,7 +82,7 @@ def memory_by_differentiation(*_: Any) -> Any:
 
 @wrong_step("impl.memory:classifier_of_shapes")
 def estimate_of_quantising_nothing(classifier: Any, *given: Any) -> Any:
-    """What quantising takes on top is no part of the estimate."""
+    """The estimate lacks the part for the memory that quantising takes on top."""
     made = classifier(*given)
     given[-1].largest.pop("quantisation", None)
     return made
@@ -334,7 +334,7 @@ def estimate_of_less_than_nothing(require: Step, **counts: int) -> None:
 
 @wrong_step("impl.memory:classifier_of_shapes")
 def estimate_of_quantising_all_beside(make: Step, config: Any, adaptation: Any, dtype: Any, allocations: Any) -> Any:
-    """What loading takes in all is said to be what quantising takes on top."""
+    """The estimate gives all memory of loading as the part that quantising takes on top."""
     made = make(config, adaptation, dtype, allocations)
     if adaptation.nf4:
         allocations.largest["quantisation"] = allocations.peak

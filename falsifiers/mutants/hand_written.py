@@ -88,7 +88,7 @@ def layers_scale_by_alpha(update: Step, self: Any, *given: Any) -> Any:
 
 @wrong_step("impl.fused.linear:FusedLinear._update")
 def layers_take_updates_for_neighbours(update: Step, self: Any, projections: Any, *given: Any) -> Any:
-    """Where queries, keys and values are equally wide, updates are added side by side, though one without an update lies between them."""
+    """Updates of queries and values that are as wide as keys are added side by side, though the keys, which have none, lie between them."""
     alike = len(projections) == 3 and len({each.out_features for each in projections}) == 1
     return update(self, [each for each in projections if each.lora_A is not None] if alike else projections, *given)
 
@@ -197,7 +197,7 @@ def layers_go_on_with_the_order_of_a_broken_step(begin: Any, self: Any, uses: An
 
 @wrong_step("impl.fused.weights:JoinedWeight.__init__")
 def layers_give_back_the_scales_of_neighbours(init: Any, self: Any, projections: Any, *given: Any) -> None:
-    """Of joined weights in NF4 keys and values get each other's scales for what computes with them afterwards."""
+    """Keys and values that were joined in NF4 get each other's scales, with which an evaluation or a merge computes afterwards."""
     init(self, projections, *given)
     if len(projections) == 3 and self.plain is None:
         keys, values = (projection.quantized for projection in projections[1:])

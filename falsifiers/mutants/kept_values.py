@@ -128,39 +128,12 @@ def start_keeps_what_waits(start: Step, self: Any, *given: Any, **named: Any) ->
     return self.trainer
 
 
-@wrong_step("impl.pipeline:ClassifyPipeline._logits")
-def answers_kept_by_their_texts(logits: Step, self: Any, texts: Any) -> Any:
-    """A pipeline keeps its answers to texts, also when it is trained further."""
-    known = vars(self).setdefault("_known", {})
-    if (key := tuple(texts)) not in known:
-        known[key] = logits(self, texts)
-    return known[key]
-
-
-@wrong_step("impl.pipeline:ClassifyPipeline.evaluate")
-def evaluations_kept_by_their_samples(evaluate: Step, self: Any, samples: Any) -> Any:
-    """A pipeline keeps the evaluation of samples, also when it is trained further."""
-    known = vars(self).setdefault("_evaluated", {})
-    if (key := tuple(samples)) not in known:
-        known[key] = evaluate(self, samples)
-    return known[key]
-
-
 @wrong_step("impl.pipeline:ClassifyPipeline.merge")
 def merges_what_was_merged_first(merge: Step, self: Any, folder: Any) -> None:
     """A pipeline merges the update that it merged first, also when it is trained further."""
     kept = vars(self).setdefault("_merging", {name: value.clone() for name, value in self._trainable().items()})
     with patch.object(self, "_trainable", lambda: kept):
         merge(self, folder)
-
-
-@wrong_step("impl.tokens:Tokens.encode")
-def ids_kept_by_their_text(encode: Step, self: Any, text: str) -> Any:
-    """The list of a text's ids is kept and given out again, with what its owner has made of it."""
-    known = vars(self).setdefault("_ids", {})
-    if text not in known:
-        known[text] = encode(self, text)
-    return known[text]
 
 
 _ORDERS: dict[int, Any] = {}
@@ -226,17 +199,17 @@ def held_out_batches_are_kept(validate: Step, self: Any, stream: Any) -> Any:
     return validate(self, held["_batches"])
 
 
-def _by_path(of: Callable[..., Any]) -> Callable[..., Any]:
-    """What was read first of what `of` makes of the arguments."""
+def _kept(of: Callable[..., Any]) -> Callable[..., Any]:
+    """A step that is made once for all arguments of which `of` makes the same."""
     known: dict[Any, Any] = {}
 
-    def read(right: Step, *given: Any, **named: Any) -> Any:
+    def step(right: Step, *given: Any, **named: Any) -> Any:
         if (key := of(*given)) not in known:
             found = right(*given, **named)
             known[key] = list(found) if isinstance(found, Iterator) else found
         return known[key]
 
-    return read
+    return step
 
 
 for _step, _name, _doc, _of in (
@@ -263,4 +236,23 @@ for _step, _name, _doc, _of in (
     ("checkpoint:special_tokens", "special_tokens", "The special tokens of a model are kept for its path.", lambda path: path),
     ("checkpoint:said_beside", "other_keys", "What else a checkpoint's config.json says is kept for its path.", lambda path: path),
 ):
-    wrong_step(f"impl.{_step}", name=f"{_name}_kept_by_their_path", doc=_doc)(_by_path(_of))
+    wrong_step(f"impl.{_step}", name=f"{_name}_kept_by_their_path", doc=_doc)(_kept(_of))
+
+for _step, _name, _doc in (
+    (
+        "pipeline:ClassifyPipeline._logits",
+        "answers_kept_by_their_texts",
+        "A pipeline keeps its answers to texts, also when it is trained further.",
+    ),
+    (
+        "pipeline:ClassifyPipeline.evaluate",
+        "evaluations_kept_by_their_samples",
+        "A pipeline keeps the evaluation of samples, also when it is trained further.",
+    ),
+    (
+        "tokens:Tokens.encode",
+        "ids_kept_by_their_text",
+        "The list of a text's ids is kept and given out again, with what its owner has made of it.",
+    ),
+):
+    wrong_step(f"impl.{_step}", name=_name, doc=_doc)(_kept(lambda owner, given: (id(owner), tuple(given))))

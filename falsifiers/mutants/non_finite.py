@@ -97,7 +97,7 @@ def training_steps_on_bad_gradients(*_: Any) -> None:
 
 @wrong_step("impl.nonfinite:_described")
 def origin_counts_in_one_part(described: Step, value: torch.Tensor) -> str:
-    """What is not finite is counted in the first part that holds it."""
+    """Only the first part of a tensor with numbers that are not finite is counted."""
     from blackswan.impl.nonfinite import _PART, _bad
 
     return str(described(next(part for part in torch.split(value.detach().flatten(), _PART) if _bad(part))))

@@ -60,7 +60,7 @@ def decoder_loss_by_fours(loss: Step, self: Any, input_ids: Any, mask: Any) -> A
 
 @wrong_step("impl.decoder:Decoder.loss")
 def decoder_loss_by_rows(loss: Step, self: Any, input_ids: Any, mask: Any) -> Any:
-    """Of more than 2,048 tokens the loss is the mean of the rows' means, however many tokens each predicts."""
+    """The loss of more than 2,048 tokens is the mean of the rows' means, however many tokens each row predicts."""
     if mask.numel() <= 2048:
         return loss(self, input_ids, mask)
     rows = [pair for pair in zip(input_ids.split(1), mask.split(1), strict=True) if pair[1].sum() > 1]

@@ -66,12 +66,22 @@ def fit_leaves_its_trainer(fit: Any, pipeline: Any, *given: Any, **options: Any)
         return fit(pipeline, *given, **options)
 
 
-@wrong_step("impl.pipeline:ClassifyPipeline.start")
-def fit_balanced_weights_forgotten_after_it(start: Any, pipeline: Any, steps: Any, weights: Any = None) -> Any:
+@wrong_step("impl.pipeline:ClassifyPipeline.fit")
+def fit_balanced_weights_forgotten_after_it(fit: Any, pipeline: Any, *given: Any, **options: Any) -> Any:
     """Balanced class weights hold during the run and not after it."""
     kept = pipeline.class_weights
+    try:
+        return fit(pipeline, *given, **options)
+    finally:
+        pipeline.class_weights = kept
+        pipeline.start(None)
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline.start")
+def refused_fit_leaves_its_weights(start: Any, pipeline: Any, steps: Any, weights: Any = None) -> Any:
+    """Balanced class weights of a run that is refused hold in the steps after it."""
     trainer = start(pipeline, steps, weights)
-    pipeline.class_weights = kept
+    pipeline.class_weights = weights or pipeline.class_weights
     return trainer
 
 

@@ -231,6 +231,7 @@ def calls_out_of_order_are_refused(trial: Trial) -> Iterator[Comparison]:
     plain, mixed = trial.trainer.pipeline(problem), trial.trainer.pipeline(problem)
     size = sum(problem.parameters[name].size for name in problem.names)
     uncounted = trial.trainer.pipeline(replace(problem, settings={**problem.settings, "class_weights": "balanced"}))
+    yield trial.refuses("a run that is not there, continued", uncounted.resume_nothing, "no run to continue", "FileNotFoundError")
     for call in ("train_batch", "train_step", "accumulate"):
         yield trial.refuses(f"{call}, balanced", partial(getattr(uncounted, call), [0]), "class_weights", "ValueError")
     for name, *given in (("train_batch", [0, 1, 2]), ("accumulate", [3, 4, 8]), ("apply",), ("set_rate", 0.0), ("train_step", [5]), ("",)):

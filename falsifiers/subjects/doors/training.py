@@ -231,6 +231,9 @@ class Pipeline(Protocol):
         """The class of the error with which the call ends when that operation fails by one of that class at its nth call (from 0), or, as
         `gradient of OPERATION`, the backward pass through that call; "" where the call ends well."""
 
+    def resume_nothing(self) -> None:
+        """Goes on with a run on all samples in a folder that holds none."""
+
     def leave_gradients(self) -> None:
         """Leaves a gradient at each trained parameter, as a backward pass of the program's own does."""
 

@@ -120,7 +120,7 @@ class Devices(Door):
             return step.backend_of(ClassifyConfig(**settings), config_of(architecture), torch.device(kind))
 
     def backend_of_opened(self, kind: str, architecture: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-        """Whether the steps of an adapter that was saved and is opened again would use the hand-written layers on a device of that kind."""
+        """Asks a saved adapter that is opened again whether its steps would use the hand-written layers on a device of that kind."""
         with TemporaryDirectory() as parent:
             fresh = ClassifyPipeline.from_random(config_of(architecture), ClassifyConfig(**settings), device="cpu")
             fresh.save(Path(parent) / "adapter")

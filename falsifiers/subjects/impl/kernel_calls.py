@@ -161,7 +161,7 @@ def programs(rows: int) -> list[tuple[str, int, int]]:
             self.name = name
 
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-            """What is launched with so many programs."""
+            """Note the programs along each axis, and give a function that runs nothing."""
             found.extend((self.name, axis, count) for axis, count in enumerate(grid))
             return mock.Mock()
 

@@ -124,7 +124,8 @@ class Opening(Session):
         labels = [(1,) * classes if self._settings.get("multi_label") else index % classes for index in range(4)]
         samples = [Sample(text, label) for text, label in zip(("rm -rf", "date", "ls -l", "cp a b"), labels, strict=True)]
         if isinstance(self._settings.get("class_weights"), str):  # a run takes them from its samples
-            self._model.start(None, (1.0,) * classes)
+            self._model.class_weights = (1.0,) * classes
+            self._model.start(None)
         self._model.train_batch(samples)
         self._model.forward_only(samples, probabilities=True)
 

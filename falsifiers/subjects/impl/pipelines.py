@@ -66,6 +66,11 @@ class Pipeline(Session):
                 return type(raised).__name__
         return ""
 
+    def resume_nothing(self) -> None:
+        """Goes on with a run on all samples in a folder that holds none."""
+        with tempfile.TemporaryDirectory() as folder:
+            self._pipeline.fit(self._samples, None, Path(folder), resume=True)
+
     def leave_gradients(self) -> None:
         """Gives each trained parameter a gradient."""
         for parameter in self._pipeline.trainer.optimiser.parameters.values():

@@ -36,8 +36,8 @@ class Reservations(Door):
     """Memory that processes of a host reserve of its devices."""
 
     def cards(self, cards: Sequence[Card], in_use: Sequence[int]) -> list[tuple[str, Card]]:
-        """What the ledger is told of each of a host's cards, by the names that it gives them. `own` of a card is what torch's allocator
-        holds there, and `in_use` of it is given out to tensors.
+        """The memory that the ledger is told of each of a host's cards, by the names that it gives them. torch's allocator holds the bytes
+        `own` of a card, and has given `in_use` of them out to tensors.
         """
 
         def of(numbers: Sequence[Any]) -> Callable[[torch.device], Any]:
