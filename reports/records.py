@@ -65,7 +65,8 @@ class Headroom(TypedDict):
 class Culprit(TypedDict):
     """The call that a falsified claim was traced to; `distance` is how far the named mutant's answer is from the subject's.
 
-    `suspects` are functions of the subject, at most seven, the most suspicious first; records of earlier versions have none.
+    `suspects` are functions of the subject, at most seven, the most suspicious first, and `changed` those that differ from a commit and
+    ran; records of earlier versions have none.
     """
 
     operation: str | None
@@ -74,6 +75,7 @@ class Culprit(TypedDict):
     mutant: str | None
     distance: Real | None
     suspects: NotRequired[list[str]]
+    changed: NotRequired[list[str]]
 
 
 class KnownFailure(TypedDict):

@@ -59,7 +59,7 @@ def excess(counterexample: Counterexample) -> str:
 
 
 def culprit(verdict: Verdict) -> str | None:
-    """The call that a falsified claim was traced to: operation, path, explanation, the mutant that answers alike, and the suspects."""
+    """The call that a falsified claim was traced to: operation, path, explanation, the mutant that answers alike, changes, suspects."""
     found = verdict["culprit"]
     if found is None:
         return None
@@ -67,7 +67,8 @@ def culprit(verdict: Verdict) -> str | None:
     distance = f", distance {figure(found['distance'])}" if found["distance"] is not None else ""
     mutant = f" (mutant {found['mutant']}{distance})" if found["mutant"] else ""
     suspects = f"; suspects, ranked and not proven: {', '.join(found['suspects'])}" if found.get("suspects") else ""
-    return (f"{place}: " if place else "") + found["explanation"] + mutant + suspects
+    changed = f"; changed, and run: {', '.join(found['changed'])}" if found.get("changed") else ""
+    return (f"{place}: " if place else "") + found["explanation"] + mutant + changed + suspects
 
 
 def worst(verdict: Verdict) -> float | None:

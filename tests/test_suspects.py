@@ -1,7 +1,10 @@
 """Suspects of a falsified claim: which functions are ranked, and that they are said wherever a verdict is."""
 
 import json
+import re
 import runpy
+import shutil
+import subprocess
 import sys
 import threading
 from contextlib import nullcontext
@@ -15,7 +18,7 @@ import pytest
 from falsifiers_claims import CLAIMS
 from reports_factory import CULPRIT, verdict
 
-from blackswan.falsifiers.diagnosis import tracing
+from blackswan.falsifiers.diagnosis import changes, tracing
 from blackswan.falsifiers.diagnosis.blame import diagnose
 from blackswan.falsifiers.diagnosis.run_failures import recorded
 from blackswan.falsifiers.diagnosis.suspects import NAMED, failures_like, program, suspects, words
@@ -187,6 +190,73 @@ def test_another_subject_has_no_suspects():
     assert diagnose(found.claim, found.case, found.comparison, mutated("clip_per_tensor")).suspects == ()
 
 
+MODULE = """RATE = 1
+MOST = 2
+
+def fit():
+    return 1
+
+class Run:
+    seed: int = 0
+
+    def end(self):
+        pass
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A folder for `impl` in a checkout of git, with one module and one commit."""
+    for module in (changes, tracing):
+        monkeypatch.setattr(module, "IMPL", tmp_path / "impl")
+    changes.changed.cache_clear()
+    (tmp_path / "impl").mkdir()
+    (tmp_path / "impl/__init__.py").touch()
+    (tmp_path / "impl/fit.py").write_text(MODULE)
+    for command in ("init -q", "add -A", "-c user.name=a -c user.email=a commit -q -m one"):
+        subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
+    yield tmp_path / "impl"
+    changes.changed.cache_clear()
+
+
+def test_what_differs_from_a_commit_is_known_by_name(checkout):
+    assert changes.changed("HEAD") == set()
+    text = (checkout / "fit.py").read_text().replace("MOST = 2", "MOST = 3").replace("int = 0", "int = 1").replace("pass", "return 2")
+    (checkout / "fit.py").write_text(text.replace("return 1\n", "return 1  # the first\n"))
+    (checkout / "new.py").write_text("if True:\n    def begin():\n        pass\n")
+    changes.changed.cache_clear()
+    assert changes.changed("HEAD") == {"impl.fit:MOST", "impl.fit:Run.seed", "impl.fit:Run.end", "impl.new:begin"}
+    with pytest.raises(ValueError, match="bad revision 'nowhere'"):
+        changes.changed("nowhere")
+
+
+def test_without_a_checkout_nothing_is_known_to_be_changed(checkout):
+    shutil.rmtree(checkout.parent / ".git")
+    with pytest.raises(ValueError, match="not a git repository"):
+        changes.changed("HEAD")
+
+
+def test_what_is_changed_and_ran_stands_before_the_suspects(monkeypatch):
+    right = optimisation._rate
+    monkeypatch.setattr(optimisation, "_rate", lambda *given: 0.9 * right(*given))
+    found = blamed("OPT-SCHEDULE")
+    module = "impl.operations.optimisation"
+    names = [f"{module}:MOST", f"{module}:learning_rate_schedule", "impl.fit:fit"]  # a constant of a module that ran; fit did not
+    named = diagnose(found.claim, found.case, found.comparison, IMPL, changed=names)
+    assert set(named.changed) == set(names[:2])
+    third = story(replace(found, culprit=named)).splitlines()[2]
+    assert re.search(r"suspects   [^;]*:MOST[^;]* \(changed, and run\); [^;]*:_rate[^;]* \(ranked, not proven\)$", third)
+    assert third.count("learning_rate_schedule") == 1
+
+
+def test_of_a_claim_on_runs_too_it_is_said_what_is_changed(monkeypatch):
+    right = evaluation._scores
+    monkeypatch.setattr(evaluation, "_scores", lambda *given: right(*given)[::-1])
+    found = blamed("TRN-SCORES")
+    named = diagnose(found.claim, found.case, found.comparison, IMPL, changed=["impl.evaluation:evaluate", "impl.apr:open_apr"])
+    assert named.changed == ("impl.evaluation:evaluate",)
+
+
 def test_suspects_are_within_the_first_three_lines_of_the_story(monkeypatch):
     right = optimisation._rate
     monkeypatch.setattr(optimisation, "_rate", lambda *given: 0.9 * right(*given))
@@ -196,8 +266,8 @@ def test_suspects_are_within_the_first_three_lines_of_the_story(monkeypatch):
 
 
 def test_records_and_pages_carry_the_suspects():
-    named = asdict(Culprit("rms_norm", "rms_norm", "why", suspects=("impl.a:b", "impl.c:d")))
-    record = verdict(state="FALSIFIED", culprit={**named, "suspects": list(named["suspects"])})
+    named = asdict(Culprit("rms_norm", "rms_norm", "why", suspects=("impl.a:b", "impl.c:d"), changed=("impl.e:f",)))
+    record = verdict(state="FALSIFIED", culprit={**named, **{key: list(named[key]) for key in ("suspects", "changed")}})
     jsonschema.Draft202012Validator({"$ref": "#/$defs/verdict", "$defs": SCHEMA["$defs"]}).validate(sealed(record, []))
-    assert report_words.culprit(record).endswith("suspects, ranked and not proven: impl.a:b, impl.c:d")
+    assert report_words.culprit(record).endswith("; changed, and run: impl.e:f; suspects, ranked and not proven: impl.a:b, impl.c:d")
     assert "suspects" not in report_words.culprit(verdict(state="FALSIFIED", culprit=CULPRIT))

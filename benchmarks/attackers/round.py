@@ -69,24 +69,28 @@ def attack(bug: Bug, options: Sequence[str], before: Sequence[str]) -> Record:
         return bug.outcome(BROKEN if reason.startswith("no end") else MISSED, reason=reason, **taken)
     names, culprit = list(dict.fromkeys(map(_name, false))), false[0]["culprit"] or {}
     blamed = " at ".join(str(culprit[key]) for key in ("operation", "path") if culprit.get(key))
-    return bug.outcome(FOUND, claims=names[:FEW], falsified=len(names), culprit=blamed, said=_said(false[0], bug.where), **taken)
+    changed = culprit.pop("changed", ())
+    said, listed = _said([false[0][key] for key in ("operation", "culprit", "reason")], bug.where), _said(changed, bug.where)
+    return bug.outcome(FOUND, claims=names[:FEW], falsified=len(names), culprit=blamed, said=said, changed=listed, **taken)
 
 
-def _said(record: Record, where: str) -> str:
-    """Which parts of the bug's place are among what the verdict says: file, function, both or none."""
+def _said(words: Any, where: str) -> str:
+    """Which parts of the bug's place are among the words: file, function, both or none."""
     file, _, function = where.partition(":")
-    text = json.dumps([record[key] for key in ("operation", "culprit", "reason")])
     parts = {"file": re.escape(file), "function": rf"\b{re.escape(function.rpartition('.')[2])}\b"}
-    return " and ".join(part for part, pattern in parts.items() if re.search(pattern, text)) or "none"
+    return " and ".join(part for part, pattern in parts.items() if re.search(pattern, json.dumps(words))) or "none"
 
 
 @contextmanager
 def planted(patch: Path | None) -> Iterator[tuple[Path, str]]:
-    """A copy of HEAD's tracked files with the patch, and in words why it does not apply."""
+    """A copy of HEAD's tracked files, a checkout of its own in which the patch is not committed, and in words why it does not apply."""
     with tempfile.TemporaryDirectory(prefix="attackers-") as folder:
         copy = Path(folder) / "checkout"
         with tarfile.open(fileobj=BytesIO(executed(["git", "archive", "HEAD"], CHECKOUT).stdout)) as archive:
             archive.extractall(copy, filter="data")
+        author = [f"-cuser.{key}=attackers" for key in ("name", "email")]
+        for command in (["init", "-q"], ["add", "-A"], [*author, "commit", "-q", "-m", "HEAD"]) if patch else ():
+            executed(["git", *command], copy)
         applied = executed(["git", "apply", "-C1", str(patch)], copy) if patch else None
         yield copy, applied.stderr.decode().strip() if applied and applied.returncode else ""
 

@@ -15,7 +15,7 @@ from blackswan.contracts.model import Claim
 from blackswan.falsifiers.diagnosis.local import Local, Suspicion
 from blackswan.falsifiers.diagnosis.mutant_match import Question, find, find_in_call, questions
 from blackswan.falsifiers.diagnosis.run_failures import not_averaged, place
-from blackswan.falsifiers.diagnosis.suspects import NAMED, failures_like, suspects
+from blackswan.falsifiers.diagnosis.suspects import NAMED, failures_like, suspects, suspects_among
 from blackswan.falsifiers.diagnosis.trace_check import NOT_CALLED, Section, Trace, same
 from blackswan.falsifiers.diagnosis.tracing import executed
 from blackswan.falsifiers.diagnosis.training_trace import Training
@@ -38,15 +38,20 @@ CLEAR = 10.0
 """Times its limit that a call's error is beyond doubt."""
 
 
-def diagnose(claim: Claim, case: Case, comparison: Comparison | None, subject: Subject, left_out: Collection[str] = ()) -> Culprit | None:
-    """The culprit of a falsified claim on a case; mutants in `left_out` are not tried. None for a claim without a reference."""
+def diagnose(
+    claim: Claim, case: Case, comparison: Comparison | None, subject: Subject, left_out: Collection[str] = (), changed: Collection[str] = ()
+) -> Culprit | None:
+    """The culprit of a falsified claim on a case; mutants in `left_out` are not tried. None for a claim without a reference.
+
+    Which of the functions of `impl` that are `changed` run, the culprit says too.
+    """
     if (claim.check or "").startswith("whole_models.") and comparison is not None:
         return _in_a_layer(claim, case, comparison, subject)
     if claim.operation is None:
         if comparison is None:
             return None
         if subject.name == "impl" and claim.system:
-            return _in_the_program(claim, case, comparison, subject)
+            return _in_the_program(claim, case, comparison, subject, changed)
         return not_averaged(comparison) if (claim.check or "").startswith("runs.") else None
     with executed() as ran:
         asked = questions(claim, case, subject)
@@ -56,11 +61,14 @@ def diagnose(claim: Claim, case: Case, comparison: Comparison | None, subject: S
         mutant, distance = find_in_call(claim, found.call, case, subject, left_out)
     if found is None:
         found = _unexplained(claim, comparison, mutant)
-    named = suspects(claim, comparison.where if comparison else "", ran)[: NAMED - 1] if subject.name == "impl" else ()
-    return Culprit(found.operation, found.path, found.explanation, mutant, distance, named)
+    culprit = Culprit(found.operation, found.path, found.explanation, mutant, distance)
+    if subject.name != "impl":
+        return culprit
+    where = comparison.where if comparison else ""
+    return replace(culprit, suspects=suspects(claim, where, ran)[: NAMED - 1], changed=suspects_among(changed, claim, where, ran))
 
 
-def _in_the_program(claim: Claim, case: Case, comparison: Comparison, subject: Subject) -> Culprit | None:
+def _in_the_program(claim: Claim, case: Case, comparison: Comparison, subject: Subject, changed: Collection[str]) -> Culprit | None:
     """The most suspicious of the functions that run while the claim is asked again, of all where none is seen to run; and the next ones."""
     ended = "no function of impl was called"
     with executed() as ran:
@@ -72,7 +80,8 @@ def _in_the_program(claim: Claim, case: Case, comparison: Comparison, subject: S
         return None
     why = failures_like(claim, comparison.where, named[0])
     why = why if ran else f"{why}; all functions are ranked, because when the claim was asked again {ended}"
-    return Culprit(named[0], place(comparison.tensor), why, suspects=named[1:])
+    differ = suspects_among(changed, claim, comparison.where, ran or None)
+    return Culprit(named[0], place(comparison.tensor), why, suspects=named[1:], changed=differ)
 
 
 def first_clear(found: Iterator[Suspicion]) -> Suspicion | None:

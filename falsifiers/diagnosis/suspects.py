@@ -10,11 +10,12 @@ import ast
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 
 from blackswan.contracts.model import Claim
+from blackswan.falsifiers.diagnosis.changes import definitions
 from blackswan.falsifiers.diagnosis.run_failures import place, recorded
 from blackswan.falsifiers.diagnosis.tracing import IMPL, module_of
 from blackswan.falsifiers.mutants.registry import STEPS
@@ -31,10 +32,14 @@ SATURATION, LENGTH = 1.2, 0.75
 
 @dataclass(frozen=True)
 class Program:
-    """The functions of `impl` by name, `impl.fit:_Run._after`, with their sources; and where the names that modules import are defined."""
+    """The functions of `impl` by name, `impl.fit:_Run._after`, with their sources; and where the names that modules import are defined.
+
+    `kernels` are those functions that Triton compiles, or its interpreter rewrites: none of them is seen to run.
+    """
 
     functions: Mapping[str, str]
     imports: Mapping[str, str]
+    kernels: frozenset[str] = frozenset()
 
     def defined(self, name: str) -> str:
         """The name of a function where it is defined, for one by which another module knows it."""
@@ -48,19 +53,30 @@ class Program:
 def suspects(claim: Claim, tensor: str, ran: Collection[str] | None = None) -> tuple[str, ...]:
     """The most suspicious functions, at most `NAMED`, the most suspicious first; of those that `ran`, where that is known.
 
-    `tensor` is the name of what was found wrong, or what was raised (`Comparison.where`). A module's constant that a mutant changes counts
-    as run where a function of the module is.
+    `tensor` is the name of what was found wrong, or what was raised (`Comparison.where`).
     """
+    scores = _scores(claim, tensor, ran)
+    return tuple(sorted((name for name in scores if scores[name] > 0), key=lambda name: -scores[name])[:NAMED])
+
+
+def suspects_among(names: Collection[str], claim: Claim, tensor: str, ran: Collection[str] | None) -> tuple[str, ...]:
+    """Those of the names that ran, the most suspicious first, at most `NAMED`."""
+    scores = _scores(claim, tensor, ran, names)
+    return tuple(sorted(scores.keys() & set(names), key=lambda name: (-scores[name], name))[:NAMED])
+
+
+def _scores(claim: Claim, tensor: str, ran: Collection[str] | None, others: Collection[str] = ()) -> dict[str, float]:
+    """How suspicious functions are that ran, and the `others`; a kernel or a constant counts as run where a function of its module is."""
     kin, words, functions = _kin(claim, tensor), _by_words(claim, tensor), program().functions
+    unseen = {*kin, *others} - functions.keys() | program().kernels
     modules, beside = dict[str, float](), {_module_of(name) for name in ran or ()}
     for name, likeness in kin.items():
         modules[_module_of(name)] = max(modules.get(_module_of(name), 0.0), likeness)
-    scores = {
+    return {
         name: KIN * kin.get(name, 0.0) + MODULE * modules.get(_module_of(name), 0.0) + WORDS * words.get(name, 0.0)
-        for name in {**functions, **kin}
-        if ran is None or name in ran or (name not in functions and _module_of(name) in beside)
+        for name in {**functions, **kin, **dict.fromkeys(others)}
+        if ran is None or name in ran or (name in unseen and _module_of(name) in beside)
     }
-    return tuple(sorted((name for name in scores if scores[name] > 0), key=lambda name: -scores[name])[:NAMED])
 
 
 def failures_like(claim: Claim, tensor: str, function: str) -> str:
@@ -85,29 +101,22 @@ def _module_of(name: str) -> str:
 @cache
 def program() -> Program:
     """Reads every file of `impl`."""
-    functions, imports = dict[str, str](), dict[str, str]()
+    functions, imports, kernels = dict[str, str](), dict[str, str](), set[str]()
     for path in sorted(IMPL.rglob("*.py")):
         module, text = module_of(path), path.read_text(encoding="utf-8")
         tree = ast.parse(text)
         lines = text.splitlines()
-        functions |= {f"{module}:{name}": "\n".join(lines[node.lineno - 1 : node.end_lineno]) for name, node in _functions(tree, "")}
+        for name, definition in definitions(tree):
+            if isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
+                functions[f"{module}:{name}"] = "\n".join(lines[definition.lineno - 1 : definition.end_lineno])
+                if any("jit" in ast.unparse(decorator) for decorator in definition.decorator_list):
+                    kernels.add(f"{module}:{name}")
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("blackswan.impl"):
                 source = (node.module or "").removeprefix("blackswan.")
                 found = {f"{module}:{each.asname or each.name}": f"{source}:{each.name}" for each in node.names}
                 imports |= {name: original for name, original in found.items() if name != original}  # a package imports its modules
-    return Program(functions, imports)
-
-
-def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.stmt]]:
-    """Functions and methods, also those that a condition defines, by dotted names."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield f"{prefix}{child.name}", child
-        elif isinstance(child, ast.ClassDef):
-            yield from _functions(child, f"{prefix}{child.name}.")
-        elif isinstance(child, ast.If | ast.Try | ast.With):
-            yield from _functions(child, prefix)
+    return Program(functions, imports, frozenset(kernels))
 
 
 def words(text: str) -> list[str]:

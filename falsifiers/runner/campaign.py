@@ -122,6 +122,8 @@ class Campaign:
     """The beginning of the line that replays a case; by default that of `pytest falsifiers`."""
     before_diagnosis: Callable[[], None] | None = None
     """Called when a claim is false and its culprit is looked for, which may take as long as the attack."""
+    changed: Collection[str] = ()
+    """What is changed in `impl`; a culprit names what of it ran."""
 
     def targets(self) -> Iterator[Target]:
         """The targets to attack, in order."""
@@ -208,7 +210,8 @@ class Campaign:
                 self.before_diagnosis()
             from blackswan.falsifiers.diagnosis.blame import diagnose  # and the mutants, some of which import what `impl` may not have
 
-            return diagnose(verdict.claim, case, verdict.comparison, asked_by(verdict.claim, self.subject))
+            subject = asked_by(verdict.claim, self.subject)
+            return diagnose(verdict.claim, case, verdict.comparison, subject, changed=self.changed)
         except (Exception, SystemExit) as error:  # the verdict stands whatever becomes of its diagnosis
             operation = verdict.claim.operation or verdict.claim.check or "a rule"
             return Culprit(operation, operation, f"the diagnosis itself broke: {type(error).__name__}: {error}")

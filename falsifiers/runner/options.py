@@ -49,6 +49,7 @@ def add(option: Callable[..., Any]) -> None:
     )
     option("--resume", action="store_true", help="go on with the run in the verdict file: what held there is not attacked again")
     option("--seed", type=int, default=0, help="seed of the run (default: 0)")
+    option("--since", metavar="COMMIT", help="name beside suspects what ran and differs from this commit (default: HEAD)")
 
 
 def parser(prog: str) -> argparse.ArgumentParser:

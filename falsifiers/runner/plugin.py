@@ -7,7 +7,7 @@ import re
 import shlex
 import time
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from blackswan import contracts
 from blackswan.contracts.model import Claim
+from blackswan.falsifiers.diagnosis.changes import changed
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.runner import environment, options, terminal
 from blackswan.falsifiers.runner.campaign import Campaign, Selection, targets
@@ -124,12 +125,23 @@ def _campaign(config: pytest.Config) -> Campaign:
         loaded = asked_of(subject, loaded)
     effort = Options(option.effort, option.seed)
     campaign = Campaign(subject, loaded, effort, selection, real_input, path, option.require, known_failures)
+    campaign.changed = _changed(option.since)
     if option.subject:
         named = ["--subject", option.subject, *(f"--operation={name}" for name in option.operation)]
         campaign.command = f"{places.attack_command()} {shlex.join(named)}"
     if option.replay is None and not any(campaign.targets()):
         raise options.nothing_to_attack(selection, loaded)
     return campaign
+
+
+def _changed(since: str | None) -> Collection[str]:
+    """What differs in `impl` from the commit; from the last one where none is named, and nothing where there is no checkout then."""
+    try:
+        return changed(since or "HEAD")
+    except ValueError as error:
+        if since is not None:
+            raise ValueError(f"--since {since}: {error}; expected a commit of the checkout that holds impl") from None
+        return ()
 
 
 def _subject(config: pytest.Config) -> Any:

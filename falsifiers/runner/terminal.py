@@ -40,8 +40,11 @@ def _blame(culprit: Culprit | None) -> Iterable[str]:
     yield f"  culprit    {culprit.operation} at {culprit.path}: {culprit.explanation}"
     if culprit.mutant:
         yield f"             the answer equals the mutant {culprit.mutant}, to {culprit.distance:.2g}"
-    if culprit.suspects:
-        yield f"  suspects   {'; '.join(culprit.suspects)} (ranked, not proven)"
+    if culprit.suspects or culprit.changed:
+        changed = [f"{', '.join(culprit.changed)} (changed, and run)"] if culprit.changed else []
+        others = [name for name in culprit.suspects if name not in culprit.changed]
+        ranked = [f"{', '.join(others)} (ranked, not proven)"] if others else []
+        yield f"  suspects   {'; '.join([*changed, *ranked])}"
 
 
 def _pairs(values: Mapping[str, Any]) -> str:

@@ -25,7 +25,8 @@ class State(StrEnum):
 class Culprit:
     """Which operation is to blame, where in the model, and why; with the mutant that gives the same wrong answer, and how close it is.
 
-    `suspects` are functions of the subject, the most suspicious first: ranked, not proven.
+    `suspects` are functions of the subject, the most suspicious first: ranked, not proven. Beside them stand those that are `changed`
+    since a commit and ran.
     """
 
     operation: str
@@ -34,6 +35,7 @@ class Culprit:
     mutant: str | None = None
     distance: float | None = None
     suspects: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
 
 
 @dataclass
