@@ -112,7 +112,8 @@ def _asked(patch: Path | None, options: Sequence[str], device: str) -> tuple[lis
     false = [record for record in records if record.get("state") == "FALSIFIED" and not record["known_failure"]]
     ends = [record for record in records if record["record"] == "end" and not record["interrupted"]]
     if not ends:
-        return false, f"no end: {printed[-1000:]}"
+        flaky = [f"{_name(record)}: {record['counterexample']}; " for record in records if record.get("state") == "FLAKY"]
+        return false, f"no end: {''.join(flaky)}{printed[-1000:]}"
     return false, f"exit status {ends[0]['exit_status']}: {ends[0]['totals']}" if ends[0]["exit_status"] else ""
 
 
