@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.attackers import chance, changes, near, seen
+from benchmarks.attackers import chance, changes, near, seen, shared
 from benchmarks.attackers.round import FOUND, MISSED, Bug
 from blackswan import contracts
 from blackswan.falsifiers.runner.campaign import Selection, targets
@@ -43,6 +43,41 @@ def test_a_changed_function_keeps_what_it_gave() -> None:
         with changes.applied(own[f"{what}: def clip_by_global_norm"].name):
             assert norms() == expected
     assert norms() == right
+
+
+def test_a_changed_function_shares_memory_with_its_caller() -> None:
+    own = {change.what: change for change in changes.every() if ":clip_by_global_norm#" in change.name}
+
+    def clipped(value: float) -> list[torch.Tensor]:
+        given = torch.full((1, 2), value, requires_grad=True)
+        return [given, optimisation.clip_by_global_norm(given, 1.0)[0]]
+
+    def first(*tensors: torch.Tensor) -> list[float]:
+        return [float(tensor.detach().flatten()[0]) for tensor in tensors]
+
+    (given, one), (_, other) = clipped(0.5), clipped(0.25)
+    assert first(given, one, other) == [0.5, 0.5, 0.25]
+    with changes.applied(own["gives the same memory again: def clip_by_global_norm"].name):
+        (_, one), (_, other) = clipped(0.5), clipped(0.25)
+        assert first(one, other) == [0.25, 0.25]
+        assert one.grad_fn is not None
+        assert one is not other
+    with changes.applied(own["writes over gradients: def clip_by_global_norm"].name):
+        assert first(*clipped(0.5)) == [1.5, 0.5]
+
+
+def test_memory_is_shared_of_collections_too() -> None:
+    shared.forget()
+    one, other = ({"a": [torch.tensor(float(value))]} for value in (1, 2))
+    kept = [shared.given_again(lambda value: value, (value,), "f") for value in (one, other)]
+    assert kept[0] is kept[1]
+    assert kept[0]["a"][0] == 2
+    assert one["a"][0] == 1
+    shared.written_over(lambda _: None, (one,), one)
+    assert one == {}
+    shared.written_over(lambda value: value["a"], (other,), other["a"])
+    assert len(other["a"]) == 1, "what is given is no memory that is free"
+    shared.forget()
 
 
 def test_it_is_seen_what_a_claim_gives_to_a_function() -> None:

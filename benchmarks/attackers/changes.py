@@ -1,20 +1,18 @@
-"""Changes of one place in a function of `impl`, made from its syntax; or of the whole: that it keeps what it gave for the same arguments,
-though something else has changed, or for all values of one argument.
-"""
+"""Changes of one place in a function of `impl`, made from its syntax, or of the whole (see `wrapped`)."""
 
 import ast
 import copy
 import inspect
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.attackers.kept import forget
+from benchmarks.attackers import kept, shared, wrapped
+from benchmarks.attackers.wrapped import Edit
 from blackswan.falsifiers.diagnosis.tracing import IMPL
 from blackswan.falsifiers.subjects.patching import planting
 
@@ -26,7 +24,6 @@ PAIRS = [(ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.In, ast
 CONVERTING = ("abs", "float", "int", "reversed", "set", "sorted", "str")
 """Functions that are left out, so that their argument stands alone."""
 OTHER: dict[type, type] = {one: other for pair in [*PAIRS, (ast.Add, ast.Sub), (ast.Mult, ast.Div)] for one, other in (pair, pair[::-1])}
-Edit = Callable[[Any], ast.AST]
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ def _edits(node: ast.AST) -> Iterator[tuple[str, Edit]]:
     """Names the changes of a node, each with a function from a copy of the node to what stands in its place."""
     match node:
         case ast.FunctionDef():
-            yield from _keeping(node)
+            yield from wrapped.edits(node)
         case ast.Compare(ops=[operator]) if type(operator) in OTHER:
             yield "another comparison", _set(ops=[OTHER[type(operator)]()])
         case ast.BoolOp(op=operator, values=values):
@@ -117,38 +114,6 @@ def _edits_of_call(node: ast.Call) -> Iterator[tuple[str, Edit]]:
         yield f"without {func.id}()", lambda _: args[0]
 
 
-def _keeping(function: ast.FunctionDef) -> Iterator[tuple[str, Edit]]:
-    """The function keeps its results, by all its arguments or by all but one. None that yields, needs its class or makes an object."""
-    own = function.args
-    named = [argument.arg for argument in (*own.posonlyargs, *own.args, *own.kwonlyargs)]
-    named += [argument.arg for argument in (own.vararg, own.kwarg) if argument]
-    parts = list(ast.walk(function))
-    if function.name in ("__init__", "__post_init__") or any(
-        isinstance(part, ast.Yield | ast.YieldFrom) or getattr(part, "id", "") in ("super", "__class__") for part in parts
-    ):
-        return
-    for other in (None, *named):
-        kept_by = [name for name in named if name != other]
-        yield "kept by its arguments" if other is None else f"kept for every {other}", partial(_kept, named=named, kept_by=kept_by)
-
-
-def _kept(function: ast.FunctionDef, named: Sequence[str], kept_by: Sequence[str]) -> ast.AST:
-    """A function with the same arguments, which computes its body where nothing is kept of them."""
-    source = f"""
-def {function.name}():
-    def {function.name}({", ".join(named)}): pass
-    from benchmarks.attackers.kept import kept
-    return kept({function.name}, ({"".join(f"{name}, " for name in named)}), ({"".join(f"{name}, " for name in kept_by)}))
-"""
-    (made,) = ast.parse(source).body
-    assert isinstance(made, ast.FunctionDef)
-    inner = made.body[0]
-    assert isinstance(inner, ast.FunctionDef)
-    inner.name = made.body[2].value.args[0].id = "_whole"  # type: ignore[attr-defined]
-    inner.body, made.args = function.body, function.args
-    return made
-
-
 def _changes(function: ast.FunctionDef) -> Iterator[tuple[int, int, str, Edit]]:
     """The place of the node among those of the function, its line, and what is done there, in words and as a function.
 
@@ -194,12 +159,14 @@ def applied(name: str) -> Iterator[None]:
         module, qualified, number = name.replace("#", ":").split(":")
         function, code = _function(module, qualified), _code(module, qualified, int(number))
         before, function.__code__ = function.__code__, code
-        forget()
+        for memory in (kept, shared):
+            memory.forget()
         try:
             yield
         finally:
             function.__code__ = before
-            forget()
+            for memory in (kept, shared):
+                memory.forget()
 
 
 def _code(module: str, qualified: str, number: int) -> types.CodeType:
