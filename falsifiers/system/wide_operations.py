@@ -1,6 +1,7 @@
-"""Operations of numbers in float64."""
+"""Operations by themselves: of numbers in float64, and whose memory they read and write."""
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from blackswan import reference
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 
 Asked = tuple[str, dict[str, Any], dict[str, Any]]
@@ -22,6 +24,20 @@ def operations_keep_float64(trial: Trial) -> Iterator[Comparison]:
         found = trial.devices.operate(operation, {**inputs, **scalars}, "torch")
         for (name, value), actual in zip(expected.items(), found, strict=True):
             yield trial.near(f"{operation} {name}", value, actual)
+
+
+def operations_own_their_memory(trial: Trial) -> Iterator[Comparison]:
+    """Each operation answers in memory of its own, forward and backward, and leaves its arguments and the state of the process as they are.
+
+    The operations are asked with and without gradients, in float32 by each backend and in bfloat16 by torch.
+    """
+    rng = trial.rng("operations")
+    for operation, inputs, scalars in [*_of_models(rng), *_of_losses(rng), *_of_steps(rng), *_of_nf4(rng)]:
+        backends = [*((backend, "float32") for backend in trial.devices.backends(operation)), ("torch", "bfloat16")]
+        for (backend, dtype), gradients in product(backends, (False, True)):
+            said = trial.ownership.of_memory(operation, inputs, scalars, dtype, backend, gradients)
+            how = f"in {dtype} by {backend}, {'with' if gradients else 'without'} gradients"
+            yield from same(f"{operation} {how}", {"what is wrong about memory": ""}, {"what is wrong about memory": said})
 
 
 def _of_models(rng: Generator) -> Iterator[Asked]:
@@ -63,3 +79,16 @@ def _of_steps(rng: Generator) -> Iterator[Asked]:
     yield "adamw_step", moments, {"step": int(rng.integers(1, 2000)), **settings}
     yield "clip_by_global_norm", {"gradients": gradients}, {"max_norm": 0.5}
     yield "average_gradients", {"gradients": gradients, "counts": rng.integers(1, 2**18, rows)}, {}
+
+
+def _of_nf4(rng: Generator) -> Iterator[Asked]:
+    rows, columns, block = int(rng.integers(2, 5)), 2 * int(rng.integers(40, 80)), 64
+    weight = {"weight": rng.normal(size=(rows, columns))}
+    stored = reference.evaluate("nf4_quantize", weight, {"block_size": block})
+    sizes = {"block_size": block, "rows": rows, "columns": columns}
+    yield "nf4_quantize", weight, {"block_size": block}
+    yield "nf4_dequantize", stored, sizes
+    yield "nf4_linear", {"x": rng.normal(size=(3, columns)), **stored}, {"in_features": columns, "out_features": rows, "block_size": block}
+    doubled = reference.evaluate("nf4_double_quantize", {"absmax": stored["absmax"]}, {})
+    yield "nf4_double_quantize", {"absmax": stored["absmax"]}, {}
+    yield "nf4_double_dequantize", doubled, {}

@@ -5,11 +5,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from blackswan.falsifiers.numeric.answers import SubjectError
+from blackswan.falsifiers.numeric.precision import signatures
 from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of, to_numpy
 from blackswan.falsifiers.subjects.doors.devices import Workload
+from blackswan.falsifiers.subjects.guards import Guards
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.devices import batch_of, trainer_of
 from blackswan.falsifiers.subjects.protocol import Session
@@ -52,6 +56,34 @@ class Ownership(Door):
     def hand(self, kind: str, work: Workload, weights: Mapping[str, Array]) -> "Hand":
         """Tensors that are handed to objects of that kind: float32 weights, a batch, and what else they take."""
         return Hand(kind, work, weights, self._device)
+
+    def of_memory(
+        self, operation: str, inputs: Mapping[str, Array], scalars: Mapping[str, Any], dtype: str, backend: str, gradients: bool
+    ) -> str:
+        """What an operation does to memory that it must not do (see `guards`), asked by a backend, with its gradients or without."""
+        signature = signatures()[operation]
+        held = getattr(torch, dtype) if signature.precision == "storage" else torch.float32
+        reals = {name: torch.float32 if signature.inputs[name].dtype == "float32" else held for name in inputs}
+        given = {
+            name: torch.tensor(value, device=self._device, dtype=reals[name] if np.asarray(value).dtype.kind == "f" else None)
+            for name, value in inputs.items()
+        }
+
+        def compute(tensors: Tensors) -> Tensors:
+            wrt = [name for name in signature.gradients if gradients and name in tensors]
+            leaves = {name: tensors[name].detach().requires_grad_() for name in wrt}
+            with dispatch.backend(backend), torch.set_grad_enabled(gradients):
+                result = dispatch.call(operation, operation, **{**tensors, **leaves}, **scalars)
+            outputs = dict(zip(signature.outputs, result if isinstance(result, tuple) else (result,), strict=True))
+            roots = [value for value in outputs.values() if value.requires_grad]
+            found = torch.autograd.grad(roots, [*leaves.values()], [torch.ones_like(root) for root in roots]) if roots else ()
+            return outputs | {f"gradient of {name}": value for name, value in zip(leaves, found, strict=bool(roots))}
+
+        try:
+            Guards()(compute, given)
+        except SubjectError as error:
+            return str(error)
+        return ""
 
     def recorded(self, work: Workload, weights: Mapping[str, Array]) -> tuple[Calls, Calls]:
         """The calls of steps of a classifier, then of a decoder, clipped: what each was given and gave, copied at the call; and what a
