@@ -1,9 +1,11 @@
 """Programs that write to tensors which somebody else keeps, or read them after they were handed over."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from blackswan.falsifiers.mutants.registry import wrong_step
 
@@ -77,6 +79,26 @@ def answers_are_given_out_in_one_array(forward: Any, self: Any, *given: Any, **n
         return found
     kept = vars(self).setdefault("_answers", {}).setdefault(found.probabilities.shape, found.probabilities)
     return replace(found, probabilities=kept.copy_(found.probabilities))
+
+
+def _in_one_place(tensors: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
+    """The tensors where those of the same name, shape and dtype were before."""
+    return {name: _PLACES.setdefault((name, value.shape, value.dtype), value).copy_(value) for name, value in tensors.items()}
+
+
+_PLACES: dict[Any, Tensor] = {}
+
+
+@wrong_step("impl.tokens:Tokens.pad")
+def batches_are_given_out_in_one_place(pad: Any, self: Any, rows: Any) -> Any:
+    """The ids of a batch lie where those of the batch before do, if it was as large."""
+    return tuple(_in_one_place(dict(enumerate(pad(self, rows)))).values())
+
+
+@wrong_step("impl.merge:merge_adapter")
+def merged_weights_are_given_out_in_one_place(merge: Any, *given: Any) -> Any:
+    """Merged weights lie where those of the merge before do."""
+    return _in_one_place(merge(*given))
 
 
 @wrong_step("impl.trainer:Trainer.__init__")

@@ -17,13 +17,12 @@ from blackswan.falsifiers.subjects.guards import Guards
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.devices import batch_of, trainer_of
 from blackswan.falsifiers.subjects.protocol import Session
-from blackswan.impl import dispatch
+from blackswan.impl import dispatch, merge
 from blackswan.impl.adapter import Adapter, save_adapter
 from blackswan.impl.apr_write import save_apr
 from blackswan.impl.checkpoint import WEIGHTS, Checkpoint, save_checkpoint
 from blackswan.impl.classifier import trainable_shapes
 from blackswan.impl.config import ClassifyConfig
-from blackswan.impl.merge import merge_adapter
 from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.impl.pretrain import StepFn, random_decoder
 from blackswan.impl.token_shards import TokenBatch
@@ -162,6 +161,11 @@ def _plain(held: Tensors, prefix: str = "") -> Tensors:
     return own if prefix else {name: value for name, value in own.items() if not name.startswith((BASE, BATCH)) and "/" not in name}
 
 
+def _give_out(held: Tensors, named: Mapping[Any, Tensor]) -> None:
+    """Keeps what was given out: it must stay as it is."""
+    held |= {f"given out/{len(held)}/{name}": value for name, value in named.items()}
+
+
 def _batch(held: Tensors) -> Batch:
     return Batch(*(held[f"{BATCH}{name}"] for name in ("input_ids", "mask", "labels")))
 
@@ -197,9 +201,15 @@ def _pipeline(work: Workload, held: Tensors, place: torch.device) -> Used:
         "learning_rate": RATE,
         "max_seq_len": work.seq,
     }
-    config = ClassifyConfig.from_mapping(settings)
-    made = ClassifyPipeline(config_of(work.scalars), config, _plain(held, BASE), _plain(held), ByteTokens(work.seq), device=place)
-    return lambda: _stepped(made.trainer, held)
+    config, tokens = ClassifyConfig.from_mapping(settings), ByteTokens(work.seq)
+    made = ClassifyPipeline(config_of(work.scalars), config, _plain(held, BASE), _plain(held), tokens, device=place)
+    _give_out(held, dict(enumerate(tokens.batch(["one", "a"]))))
+
+    def used() -> Mapping[str, Tensor]:
+        tokens.batch(["b", "two"])
+        return _stepped(made.trainer, held)
+
+    return used
 
 
 def _state(work: Workload, held: Tensors, place: torch.device) -> Tensors:
@@ -217,7 +227,7 @@ def _reported(work: Workload, held: Tensors, place: torch.device) -> Used:
     """A trainer's state after a step is given out, and the trainer goes on."""
     trainer = _trainer(work, held, place)
     trainer.train_batch(_batch(held))
-    held |= {f"given out/{len(held)}/{name}": value for name, value in trainer.state().items()}
+    _give_out(held, trainer.state())
     return lambda: _stepped(trainer, held)
 
 
@@ -231,9 +241,9 @@ def _applied(work: Workload, held: Tensors, place: torch.device) -> Used:
     """A gradient and answers are given out, the step is made and others are asked for; then one with a gradient that is handed over."""
     trainer = _trainer(work, held, place)
     trainer.accumulate(_batch(held))
-    held[f"given out/{len(held)}"] = trainer.gradient_vector()
+    _give_out(held, {"": trainer.gradient_vector()})
     answered = trainer.forward_only(_batch(held), probabilities=True)
-    held |= {f"given out/{len(held)}/{name}": getattr(answered, name) for name in ("probabilities", "predicted")}
+    _give_out(held, {name: getattr(answered, name) for name in ("probabilities", "predicted")})
 
     def used() -> Mapping[str, Tensor]:
         trainer.apply()
@@ -269,15 +279,21 @@ def _decoder_loaded(work: Workload, held: Tensors, place: torch.device) -> Used:
 
 
 def _merged(work: Workload, held: Tensors, place: torch.device) -> Used:
-    """A merged decoder, and the adapter saved."""
+    """A merged decoder is given out, and another one made when the adapter was saved."""
     del place
+    trained, config, adaptation = _plain(held), config_of(work.scalars), adaptation_of(work.scalars)
+
+    def merged(times: int) -> Mapping[str, Tensor]:
+        return merge.merge_adapter(
+            Checkpoint(config, _plain(held, BASE)), Adapter(adaptation, {key: times * trained[key] for key in trained})
+        )
 
     def used() -> Mapping[str, Tensor]:
-        trained = _plain(held)
-        config, adaptation = config_of(work.scalars), adaptation_of(work.scalars)
         with tempfile.TemporaryDirectory() as parent:
             save_adapter(Path(parent) / "adapter", config, adaptation, trained, base=None, extra={})
-        return merge_adapter(Checkpoint(config, _plain(held, BASE)), Adapter(adaptation, trained))
+        return merged(times=1)
+
+    _give_out(held, merged(times=2))
 
     return used
 
