@@ -115,6 +115,12 @@ def _containers(said: Path, scores: int) -> Iterator[tuple[str, bool]]:
             if above is not None:
                 _say(above, upper, full, kept)
             yield f"{name}: {label}", fits
+    (said / "cgroup").write_text("0::/g/h/i\n")
+    for limit in (full + scores - 1, full + 4 * scores):
+        for place, (most, used) in {"g": (4 * full, 2 * full), "g/h": (limit, full), "g/h/i": (2 * full, full // 10)}.items():
+            (groups / place).mkdir(parents=True, exist_ok=True)
+            _say(groups / place, most, used, nothing)
+        yield f"three groups: a limit of {limit} kB of the one in the middle", limit > full + scores
     for name in ("unseen", "unseen/and/below"):
         (said / "cgroup").write_text(f"0::/{name}\n")
         for limit in (full, full + 4 * scores):
