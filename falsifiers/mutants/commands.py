@@ -192,6 +192,14 @@ def predict_strips_a_corpus(corpus: Any, path: Any) -> Any:
     return map(str.strip, corpus(path))
 
 
+@wrong_step("impl.__main__:_run")
+def predict_passes_over_empty_arguments(run: Any, command: Any, options: Any, name: str) -> Any:
+    """A text of the command line that is empty counts as none."""
+    if options.command == "predict":
+        options.texts = [text for text in options.texts if text]
+    return run(command, options, name)
+
+
 @wrong_step("impl.commands.predict:_text")
 def predict_strips_arguments(text: Any, given: str) -> Any:
     """A text of the command line loses the white space at its ends."""

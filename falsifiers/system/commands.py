@@ -365,6 +365,8 @@ def texts_by_every_door(trial: Trial) -> Iterator[Comparison]:
         for option in ("--input", "--corpus"):
             said = trial.commands.run("predict", f"--adapter={run}", f"{option}={problem.folder / 'empty'}")
             yield from same(f"what predict prints of no text <{option}>", "", said.out)
+        listed = trial.commands.run("predict", f"--adapter={run}", "--input=-", stdin=b"\n").out
+        yield from same("answer to an empty text alone", listed, trial.commands.run("predict", f"--adapter={run}", "").out)
         yield from same("the library's answers to no text", [], trial.commands.library("predict", run / "best", []).tolist())
         opened = trial.commands.opened(run / "best", texts, labels)
         wanted = Answers.of(problem, run / "best", texts, labels, opened.classes)
