@@ -252,6 +252,10 @@ def _refused_where(is_so: Callable[[bytes], bool]) -> Any:
 wrong_steps(
     "impl.settings:_entries",
     settings_end_lines_by_lf_alone=("A file whose lines end by CR and LF is refused.", _refused_where(lambda content: b"\r\n" in content)),
+    settings_read_twice=(
+        "A file of settings is looked at before it is read, when a pipe has nothing left.",
+        lambda entries, path: ([*entries(path)], entries(path))[1],
+    ),
     settings_in_json_refused=("A file of JSON is refused, which is YAML too.", _refused_where(lambda content: content.startswith(b"{"))),
 )
 wrong_step(

@@ -155,6 +155,13 @@ def predict_reads_a_name_twice(lines: Any, name: str) -> Any:
     return lines(name)
 
 
+@wrong_step("impl.commands.predict:_corpus")
+def predict_reads_a_corpus_twice(corpus: Any, path: Any) -> Any:
+    """A corpus is read once to find what is wrong in it, and once more to answer, when a pipe with a name has nothing left."""
+    list(corpus(path))
+    return corpus(path)
+
+
 @wrong_step("impl.commands.predict:_lines")
 def predict_cuts_what_has_no_end(lines: Any, name: str) -> Any:
     """The last line of a file loses its last character where no end of a line follows it."""

@@ -35,6 +35,10 @@ wrong_steps(
         "Documents are worked off by the thousand, and the next one after each thousand is lost.",
         lambda texts, corpus: (text for place, text in enumerate(texts(corpus)) if place % 1001 != 1000),
     ),
+    documents_read_twice=(
+        "Documents are counted before they are tokenized, when a pipe has none left.",
+        lambda texts, corpus: ([*texts(corpus)], texts(corpus))[1],
+    ),
 )
 
 

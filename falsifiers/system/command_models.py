@@ -24,7 +24,7 @@ from blackswan.falsifiers.system import config_files
 from blackswan.falsifiers.system.adapter_files import CONFIG, HEAD, TOKENIZER, WEIGHTS, base_weight, read_adapter
 from blackswan.falsifiers.system.apr_spellings import CLASSES
 from blackswan.falsifiers.system.checkpoint_parts import as_in_a_cache
-from blackswan.falsifiers.system.command_problem import LONG, ODD, Small, options, small, texts_of, tokenizer
+from blackswan.falsifiers.system.command_problem import LONG, ODD, Small, options, piped, small, texts_of, tokenizer
 from blackswan.falsifiers.system.commands import Answers
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial, reads_files
@@ -303,12 +303,16 @@ def _of_long_documents(trial: Trial, problem: Small) -> Iterator[Comparison]:
 
 def _of_many_documents(trial: Trial, problem: Small, count: int) -> Iterator[Comparison]:
     """Thousands of documents, which a program may work off in pieces, are all there, each once and in its place. The
-    file is a link to one whose name does not say what it holds."""
+    file is a link to one whose name does not say what it holds. So are documents of a pipe, which can be read once."""
     texts = [f"ls {place % 97}" for place in range(count)]
     known = {text: [*tokenizer().encode(text).ids, END] for text in {*texts}}
     (problem.folder / "many.jsonl").symlink_to("many")
     (problem.folder / "many").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     yield from _shards(trial, "many documents", problem, "many.jsonl", [token for text in texts for token in known[text]], shard=LONGER)
+    with piped(b'{"text": "ls"}\n{"text": "ls 1"}\n') as name:
+        (problem.folder / "piped.jsonl").symlink_to(name)
+        expected = [*tokenizer().encode("ls").ids, END, *known["ls 1"]]
+        yield from _shards(trial, "documents of a pipe", problem, "piped.jsonl", expected)
 
 
 def _shards(

@@ -1,9 +1,11 @@
 """A small classifier that the commands train, evaluate and ask: its files, and what an independent reader makes of them."""
 
 import json
+import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -198,3 +200,17 @@ def plain(text: str) -> Any:
         return int(text)
     number = re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|\.inf", text)
     return float(text.replace(".inf", "inf")) if number else text
+
+
+@contextmanager
+def piped(content: bytes) -> Iterator[str]:
+    """The name of a pipe, as a shell's `<(…)` has one, from which that content can be read once."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading), ThreadPoolExecutor(1) as writer:
+        writer.submit(_write, writing, content)
+        yield f"/dev/fd/{reading}"
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    with os.fdopen(descriptor, "wb") as pipe:
+        pipe.write(content)

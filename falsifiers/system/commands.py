@@ -2,10 +2,8 @@
 
 import json
 import math
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +14,7 @@ import numpy as np
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors, broken, compare, value_at_most, value_inside
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
 from blackswan.falsifiers.subjects.doors.files import Label
-from blackswan.falsifiers.system.command_problem import MAX_SEQ_LEN, ODD, Small, options, small, texts_of, tokenizer
+from blackswan.falsifiers.system.command_problem import MAX_SEQ_LEN, ODD, Small, options, piped, small, texts_of, tokenizer
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.table import Array
@@ -360,7 +358,7 @@ def texts_by_every_door(trial: Trial) -> Iterator[Comparison]:
             yield from (replace(each, tensor=f"{door}: {each.tensor}") for each in _probable(trial, "every line", wanted, shown))
             bits = np.asarray([line["probabilities"] for line in shown[: len(batch)]], first.dtype)
             yield from same(f"{door}: probabilities of the first batch, bit for bit the library's", first, bits)
-        yield from _read_once(trial, run, content)
+        yield from _read_once(trial, run, content, _without_labels(problem, texts))
         (problem.folder / "empty").write_bytes(b"")
         for option in ("--input", "--corpus"):
             said = trial.commands.run("predict", f"--adapter={run}", f"{option}={problem.folder / 'empty'}")
@@ -376,18 +374,14 @@ def texts_by_every_door(trial: Trial) -> Iterator[Comparison]:
     yield from same("library: classes", wanted.classes.tolist(), opened.classes.tolist())
 
 
-def _read_once(trial: Trial, run: Path, content: bytes) -> list[Comparison]:
-    """Lines of a pipe that has a name, as a shell's `<(…)` has, which can be read only once, have the answers of a file's."""
-    reading, writing = os.pipe()
-    with os.fdopen(reading), ThreadPoolExecutor(1) as writer:
-        writer.submit(_write, writing, content)
-        said = trial.commands.run("predict", f"--adapter={run}", f"--input=/dev/fd/{reading}")
-    return same("answers to a pipe by name", trial.commands.run("predict", f"--adapter={run}", "--input=-", stdin=content).out, said.out)
-
-
-def _write(descriptor: int, content: bytes) -> None:
-    with os.fdopen(descriptor, "wb") as pipe:
-        pipe.write(content)
+def _read_once(trial: Trial, run: Path, content: bytes, corpus: Path) -> Iterator[Comparison]:
+    """Lines of a pipe that has a name, which can be read only once, have the answers of a file's, and so have those of a corpus."""
+    asked = ("predict", f"--adapter={run}")
+    for option, written, file in (("input", content, "-"), ("corpus", corpus.read_bytes(), corpus)):
+        with piped(written) as name:
+            said = trial.commands.run(*asked, f"--{option}={name}")
+        expected = trial.commands.run(*asked, f"--{option}={file}", stdin=content).out
+        yield from same(f"answers to a pipe by name <{option}>", expected, said.out)
 
 
 def _without_labels(problem: Small, texts: Sequence[str]) -> Path:

@@ -14,6 +14,7 @@ import numpy as np
 
 from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
+from blackswan.falsifiers.system.command_problem import piped
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.token_streams import write_shards
 from blackswan.falsifiers.system.trial import Trial
@@ -252,6 +253,8 @@ def _files(trial: Trial, folder: Path) -> Iterator[Comparison]:
     for kind, text in {"a mark and a comment": GOOD, "lines that end by CR and LF": GOOD.replace("\n", "\r\n"), "JSON": JSON}.items():
         path.write_bytes(text.encode())
         yield from _answered(trial, f"file with {kind}", asked, "", taken=True)
+    with piped(JSON.encode()) as name:
+        yield from _answered(trial, "pipe by name", (*_train(folder), f"--config={name}"), "", taken=True)
     path.write_text("seed: 1\nepochs: 0\nlog_interval: 2\n")
     for option, place in (("--epochs=1", ""), ("--log-interval=0", f"{path}:2: epochs"), ("--epochs=-1", "--epochs: epochs is -1")):
         yield from _answered(trial, f"{option} beside a file", (*asked, option), place, taken=not place)
