@@ -1,9 +1,12 @@
 """Wrong commands: what they evaluate, predict, merge, export and tokenize, by one worker or several."""
 
+import heapq
 import json
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,6 +79,24 @@ wrong_step(
 wrong_step("impl.commands.evaluate:_most_frequent", name="confusions_transposed", doc="The predicted class comes first in each confusion.")(
     lambda most, confusion, several: most(tuple(zip(*confusion, strict=True)), several)
 )
+
+
+wrong_steps(
+    "impl.commands.evaluate:heapq",
+    confusions_that_hardly_happen=(
+        "The confusions of the fewest samples are shown.",
+        lambda _: SimpleNamespace(nlargest=heapq.nsmallest),
+    ),
+)
+
+
+@wrong_step("impl.commands.evaluate:_most_frequent")
+def confusions_with_right_answers(most: Any, confusion: Any, several: bool) -> Iterator[str]:
+    """Right answers are among the most frequent confusions."""
+    yield from islice(most(confusion, several), 1)
+    if not several:
+        cells = ((count, true, taken) for true, row in enumerate(confusion) for taken, count in enumerate(row) if count)
+        yield from ("  ".join(map(str, each)) for each in heapq.nlargest(50, cells))
 
 
 @wrong_step("impl.commands.evaluate:lines")

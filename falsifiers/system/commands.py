@@ -148,6 +148,18 @@ def _at_the_bounds(trial: Trial) -> Iterator[Comparison]:
         cells = [[*map(int, at), int(confusion[tuple(at)])] for at in np.argwhere(confusion)]
         expected = confusion.tolist() if classes <= CELLS else cells
         yield from same(f"{name}: the confusion of JSON", expected, _confusion(trial, confusion, several, key))
+    yield from _most_frequent(trial)
+
+
+def _most_frequent(trial: Trial) -> list[Comparison]:
+    """Of more confusions than a table has room for, those of most samples come first, and right answers are none."""
+    classes = TABLE + 1
+    confusion = trial.rng("most frequent").permutation(classes**2).reshape(classes, classes)
+    _, lines = trial.commands.evaluation_of(confusion, several=False)
+    wrong = ((int(count), *map(int, at)) for at, count in np.ndenumerate(confusion) if at[0] != at[1])
+    start = next((at for at, line in enumerate(lines) if line.startswith("the most frequent")), len(lines))
+    shown = [tuple(map(int, line.split())) for line in lines[start + 1 :]]
+    return same("the most frequent confusions", sorted(wrong, reverse=True)[:TABLE], shown)
 
 
 def _confusion(trial: Trial, confusion: Array, several: bool, key: str) -> list[list[int]]:
