@@ -27,6 +27,17 @@ def _opens_last(open_saved: Any, options: Any) -> Any:
 
 
 wrong_steps("impl.commands.evaluate:open_saved", evaluate_opens_last=("A run's folder is its last adapter.", _opens_last))
+
+
+def _on_its_own_base(open_saved: Any, options: Any) -> Any:
+    of_a_run = options.adapter is not None and (options.adapter / "run.json").is_file()
+    return open_saved(SimpleNamespace(**{**vars(options), "model": None}) if of_a_run else options)
+
+
+wrong_steps(
+    "impl.commands.predict:open_saved",
+    base_beside_a_run_passed_over=("A base that is named beside a run's folder is passed over.", _on_its_own_base),
+)
 wrong_steps("impl.commands.predict:open_saved", predict_opens_last=("A run's folder is its last adapter.", _opens_last))
 
 

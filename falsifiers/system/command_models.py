@@ -110,6 +110,9 @@ def models_are_whole(trial: Trial) -> Iterator[Comparison]:
         yield from _files("merged .apr file", merged, problem.folder / "again")
         lines = trial.commands.run("predict", f"--adapter={run / 'last'}", f"--model={apr}", "--", *texts).out.splitlines()
         shown = np.asarray([json.loads(line)["probabilities"] for line in lines])
+        asked = (f"--model={apr}", "--", *texts)
+        by_run, by_part = (trial.commands.run("predict", f"--adapter={each}", *asked).out for each in (run, run / "best"))
+        yield from same("what a run's folder answers on a base that is named", by_part, by_run)
     yield trial.near("probabilities with the .apr file for the base", wanted.probabilities, shown)
 
 
