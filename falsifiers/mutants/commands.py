@@ -239,6 +239,15 @@ def predict_passes_over_empty_arguments(run: Any, command: Any, options: Any, na
     return run(command, options, name)
 
 
+@wrong_step("impl.__main__:parser")
+def predict_reads_files_of_arguments(parser: Any, *given: Any) -> Any:
+    """A text of the command line that begins with @ is the name of a file with arguments."""
+    found = parser(*given)
+    for command in next(action for action in found._actions if action.dest == "command").choices.values():
+        command.fromfile_prefix_chars = "@"
+    return found
+
+
 @wrong_step("impl.commands.predict:_text")
 def predict_strips_arguments(text: Any, given: str) -> Any:
     """A text of the command line loses the white space at its ends."""

@@ -31,7 +31,7 @@ STANDSTILL = 1e-30
 """A learning rate by which no logit moves: every number of a run is then that of the adapter that it leaves."""
 ODD = (
     *("  rm -rf", "rm -rf  ", "\tdate", "rm\trf", " ", "", "\x0bls", "ls\x0c", "a\x1cb", "a\x85", "\u2028b", "\ufeffls", "\u00a0ls"),
-    *("a\rb", '"q"', "\\n", "e\u0301", "\u00e9", "🙂", "{}", "-rf", "date"),
+    *("a\rb", '"q"', "\\n", "e\u0301", "\u00e9", "🙂", "{}", "-rf", "@reboot", "date"),
 )
 """Texts of one line that a door may change: white space at either end, other line ends, an empty one."""
 LEFT_BY_OTHERS: Mapping[str, Any] = {
