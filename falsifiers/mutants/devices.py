@@ -98,6 +98,7 @@ wrong_steps(
     "impl.residency:_tensors",
     by=_unseen,
     residency_without_gradients=("Gradients are not looked at.", "the gradient"),
+    residency_without_indices=("Tensors of the optimiser that hold no numbers with a fraction are not looked at.", "optimiser._"),
     residency_without_optimised=("A parameter that the optimiser moves, and not the model's, is not looked at.", "optimiser.parameters"),
 )
 

@@ -176,6 +176,7 @@ def stray_tensor_is_named(trial: Trial) -> Iterator[Comparison]:
         f"optimiser.parameters['score.{rng.choice(['weight', 'bias'])}']",
         "optimiser.exp_avg",
         "optimiser.exp_avg_sq",
+        f"optimiser.{rng.choice(['_rows', '_elements'])}",
     ]
     weights = drawn(rng, work)
     yield from _on_one_of_two_cards(trial, trial.devices.trainer(work, weights), *rng.permutation(LARGEST_INDEX)[:2].tolist())
