@@ -58,7 +58,7 @@ def decoded(dtype: DType, content: Tensor, shape: Shape) -> Tensor:
         return (content[dtype.prefix :].view(torch.int8).float() * _float32(content[: dtype.prefix])).view(shape)
     assert dtype.decode is not None
     blocks = content.view(len(content) // dtype.size, dtype.size)
-    elements = torch.empty(len(blocks), dtype.block)
+    elements = torch.empty(len(blocks), dtype.block, dtype=torch.float32)
     for start in range(0, len(blocks), CHUNK):
         elements[start : start + CHUNK] = dtype.decode(blocks[start : start + CHUNK])
     if len(content) == dtype.flat_bytes(shape):

@@ -174,7 +174,7 @@ class ClassifyPipeline:
             schedule=config.schedule,
             weight_decay=config.weight_decay,
             max_norm=config.gradient_clip_norm,
-            class_weights=None if class_weights is None else torch.tensor(class_weights, device=self.device),
+            class_weights=None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32, device=self.device),
             multi_label=config.multi_label,
             group=group,
         )
@@ -188,7 +188,7 @@ class ClassifyPipeline:
         trainer = self._trainer(make(shape, base=base, trainable=trainable), None, weights, ALONE)
         for size, seq in SHAPES:
             ids = torch.zeros(size, min(seq, config.max_seq_len), dtype=torch.int64, device=self.device)
-            labels = torch.zeros(size, config.num_classes, device=self.device) if config.multi_label else ids[:, 0]
+            labels = torch.zeros(size, config.num_classes, dtype=torch.float32, device=self.device) if config.multi_label else ids[:, 0]
             batch = Batch(ids, torch.ones_like(ids, dtype=torch.bool), labels)
             trainer.forward_only(batch, probabilities=True)
             if not self.merged:
@@ -371,7 +371,7 @@ class ClassifyPipeline:
             input_ids, mask = self.tokens.batch(texts[start : start + size])
             logits.append(self.classifier(input_ids.to(self.device), mask.to(self.device)).cpu())
             require_finite("logits", logits[-1])
-        return torch.cat(logits) if logits else torch.empty(0, self.config.num_classes)
+        return torch.cat(logits) if logits else torch.empty(0, self.config.num_classes, dtype=torch.float32)
 
 
 def _require_fitting(architecture: DecoderConfig, config: ClassifyConfig, tokens: Tokens) -> None:

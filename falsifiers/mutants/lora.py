@@ -153,6 +153,23 @@ def lora_initial_of_32_bits_on_checkpoints(from_pretrained: Any, folder: Any, co
         return from_pretrained(folder, config, **named)
 
 
+@wrong_step("impl.classifier:seeded")
+def lora_initial_seeds_the_process(seeded: Any, seed: int) -> Any:
+    """Start values are drawn from torch's own generator, so that every model seeds the random numbers of the program around it."""
+    import torch
+
+    return torch.manual_seed(seeded(seed).initial_seed())
+
+
+@wrong_step("impl.classifier:initial_factor")
+def lora_initial_in_the_default_dtype(initial: Any, path: str, shape: Any, generator: Any) -> Any:
+    """Start values are rounded to torch's default dtype, which some libraries make bfloat16 for the whole process."""
+    import torch
+
+    factor = initial(path, shape, generator)
+    return factor.to(torch.get_default_dtype()).to(factor.dtype)
+
+
 @wrong_step("impl.classifier:initial_factor")
 def lora_initial_from_global_state(initial: Any, path: str, shape: Any, _: Any) -> Any:
     """The start depends on what drew random numbers before."""

@@ -5,7 +5,8 @@ import pickle
 import random
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,17 @@ def random_states() -> dict[str, Any]:
     if torch.cuda.is_available():
         found["torch's CUDA"] = torch.cuda.get_rng_state().numpy().tobytes()
     return found
+
+
+@contextmanager
+def default_dtype(name: str) -> Iterator[None]:
+    """That of the tensors which torch makes without being told a dtype, inside the block; some libraries set it for the process."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, name))
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def process_settings() -> dict[str, Setting]:

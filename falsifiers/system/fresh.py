@@ -21,6 +21,8 @@ from blackswan.reference.table import Array
 
 FURTHER, LARGE = (1, 2**16, 2**32, 2**62), 2**62
 """Differences between two seeds, some of them beyond 32 bits; and a seed that float64 cannot tell from the next one."""
+DEFAULTS = ("bfloat16", "float64", "float16")
+"""What libraries make torch's default dtype, float32 without them."""
 FACTORS = {"q_v": 2, "all": 7}
 """Adapted projections of a layer."""
 RANK = 16
@@ -51,11 +53,14 @@ def update_is_zero_and_random(trial: Trial) -> Iterator[Comparison]:
 
 
 def _fresh(trial: Trial, name: str, model: Path | Mapping[str, Any], settings: dict[str, Any], further: int = 1) -> list[Comparison]:
+    default = DEFAULTS[settings["seed"] % len(DEFAULTS)]
     first, again, other = (
-        trial.classifiers.fresh(model, {**settings, "seed": settings["seed"] + step}, ["rm -rf", "date +%s"], merge=merge)
-        for step, merge in ((0, False), (0, True), (further, False))
+        trial.classifiers.fresh(model, {**settings, "seed": settings["seed"] + step}, ["rm -rf", "date +%s"], merge=merge, default=dtype)
+        for step, merge, dtype in ((0, False, "float32"), (0, True, default), (further, False, "float32"))
     )
-    found = [*same("logits", first.plain, first.logits), *same("again", first, again), *same("opened again", first.logits, first.opened)]
+    found = [*same("logits", first.plain, first.logits), *same("opened again", first.logits, first.opened)]
+    found += same(f"again, where torch's default dtype is {default}", first, again)
+    found += same("random numbers of the process that were drawn or seeded", [], sorted({*first.drawn, *again.drawn, *other.drawn}))
     scaled: list[Array] = []
     for label, part in (("", first), (f" of the seed {further} further", other)):
         for tensor, value in part.trainable.items():

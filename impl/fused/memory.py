@@ -97,7 +97,9 @@ class _Step(FusedTrainer):
         labels = torch.empty((samples, classes) if self.multi_label else samples, device=META, dtype=torch.int64)
         ids, positions = (torch.empty(tokens, device=META, dtype=torch.int64) for _ in range(2))
         bounds = torch.empty(samples + 2, device=META, dtype=torch.int32)
-        return Packed(ids, positions, bounds, labels.float() if self.multi_label else labels, torch.empty(samples, device=META))
+        return Packed(
+            ids, positions, bounds, labels.float() if self.multi_label else labels, torch.empty(samples, dtype=torch.float32, device=META)
+        )
 
     def _take_masters(self) -> None:
         """Parameters become views of one vector. `_bind` finds that by addresses, and here there are none."""

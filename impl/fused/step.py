@@ -81,7 +81,7 @@ class FusedTrainer(Trainer):
         self._masters = self.optimiser.flat()
         self._gradient = torch.zeros_like(self._masters)
         self._moments = (torch.zeros_like(self._masters), torch.zeros_like(self._masters))
-        self._hyper = torch.zeros(4, device=self._masters.device)
+        self._hyper = torch.zeros(4, dtype=torch.float32, device=self._masters.device)
         self._graphs: dict[tuple[str, int], _Captured] = {}
         self._pool: Any = None
 
@@ -95,7 +95,8 @@ class FusedTrainer(Trainer):
         packed = self._packed(batch)
         self._bind()
         rate, step = self.learning_rate, self.optimiser.steps + 1
-        self._hyper.copy_(torch.tensor([rate, 1 - BETAS[0] ** step, 1 - BETAS[1] ** step, rate * self.optimiser.weight_decay]))
+        hyper = [rate, 1 - BETAS[0] ** step, 1 - BETAS[1] ** step, rate * self.optimiser.weight_decay]
+        self._hyper.copy_(torch.tensor(hyper, dtype=torch.float32))
         numbers, logits = self._replayed("step", packed, self._whole_step)
         status = Status(*numbers.tolist())
         if not status.finite:

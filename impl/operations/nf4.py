@@ -56,7 +56,12 @@ def nf4_quantize(weight: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
 
 @kept_on_devices
 def _nf4_midpoints(device: torch.device) -> Tensor:
-    codebook: Tensor = _library().get_4bit_type("nf4", device=device)
+    library, usual = _library(), torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)  # in which the library makes the codebook
+    try:
+        codebook: Tensor = library.get_4bit_type("nf4", device=device)
+    finally:
+        torch.set_default_dtype(usual)
     return (codebook[:-1] + codebook[1:]) / 2
 
 

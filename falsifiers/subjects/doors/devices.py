@@ -114,12 +114,13 @@ class Quantised:
 @dataclass(frozen=True)
 class FreshClassifier:
     """Trainable tensors by name, the logits of some texts, those of the same decoder and head without an update, and those of what was
-    saved or merged and opened again."""
+    saved or merged and opened again; and whose random numbers, of those that a process shares, are others after all that."""
 
     trainable: dict[str, Array]
     logits: Array
     plain: Array
     opened: Array
+    drawn: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from blackswan.falsifiers.subjects.conversion import config_of
 from blackswan.falsifiers.subjects.doors.devices import Answered, FreshClassifier
 from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.subjects.impl import Door
+from blackswan.falsifiers.subjects.shared import default_dtype, random_states
 from blackswan.impl import __main__ as command
 from blackswan.impl import settings
 from blackswan.impl.classifier import Classifier
@@ -34,15 +35,28 @@ class Classifiers(Door):
     """Classifiers that no run has trained."""
 
     def fresh(
-        self, model: Path | Mapping[str, Any], hyperparameters: Mapping[str, Any], texts: Sequence[str], *, merge: bool = False
+        self,
+        model: Path | Mapping[str, Any],
+        hyperparameters: Mapping[str, Any],
+        texts: Sequence[str],
+        *,
+        merge: bool = False,
+        default: str = "float32",
     ) -> FreshClassifier:
-        """A pipeline's classifier on a checkpoint, or on random weights of an architecture, with a run's settings; saved, or merged."""
+        """A pipeline's classifier on a checkpoint, or on random weights of an architecture, with a run's settings; saved, or merged.
+
+        `default` is torch's default dtype meanwhile.
+        """
         config = ClassifyConfig.from_mapping(hyperparameters)
-        if isinstance(model, Path):
-            pipeline = ClassifyPipeline.from_pretrained(model, config, device=self._device)
-        else:
-            pipeline = ClassifyPipeline.from_random(config_of(model), config, device=self._device)
-        return self._started(pipeline, texts, merge=merge)
+        torch.rand(())  # so that a generator that is seeded as before has changed, too
+        before = random_states()
+        with default_dtype(default):
+            if isinstance(model, Path):
+                pipeline = ClassifyPipeline.from_pretrained(model, config, device=self._device)
+            else:
+                pipeline = ClassifyPipeline.from_random(config_of(model), config, device=self._device)
+            found = self._started(pipeline, texts, merge=merge)
+        return replace(found, drawn=tuple(owner for owner, state in random_states().items() if state != before[owner]))
 
     def steps_of_a_run(self, settings: Mapping[str, Any], samples: int) -> int:
         """Optimiser steps of a run on so many samples."""
