@@ -97,6 +97,15 @@ def apr_q8_unsigned(decoded: Step, dtype: Any, content: Any, shape: tuple[int, .
 
 
 @wrong_step("impl.apr_checkpoint:decoded")
+def apr_quantised_in_the_default_dtype(decoded: Step, dtype: Any, *given: Any) -> Any:
+    """Dequantised weights are rounded to torch's default dtype, which some libraries make bfloat16 for the whole process."""
+    import torch
+
+    found = decoded(dtype, *given)
+    return found if dtype.plain is not None else found.to(torch.get_default_dtype()).to(found.dtype)
+
+
+@wrong_step("impl.apr_checkpoint:decoded")
 def apr_quantised_rounded_to_float16(decoded: Step, dtype: Any, *given: Any) -> Any:
     """Dequantised weights go through float16."""
     found = decoded(dtype, *given)

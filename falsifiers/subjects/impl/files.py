@@ -25,6 +25,7 @@ from blackswan.falsifiers.subjects.conversion import to_numpy, to_torch
 from blackswan.falsifiers.subjects.doors.files import AdapterSettings, LoadedAdapter, PreparedHead
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.kill_points import flushes
+from blackswan.falsifiers.subjects.shared import default_dtype
 from blackswan.impl import adapter, apr_write, checkpoint, merge, tokens
 from blackswan.impl.classifier import Adaptation, Classifier
 from blackswan.reference.table import Array
@@ -157,13 +158,16 @@ class Files(Door):
             dtype = next(iter(checkpoint.load_checkpoint(folder).tensors.values())).dtype
             return _arrays(dict(checkpoint.load_decoder(folder, dtype=dtype, device=self._device).named_parameters()))
 
-    def read_checkpoint(self, path: Path, memory: int | None = None, meanwhile: Callable[[], object] | None = None) -> Mapping[str, Array]:
-        """The tensors of a checkpoint; `meanwhile` is called between its opening and their reading."""
+    def read_checkpoint(
+        self, path: Path, memory: int | None = None, meanwhile: Callable[[], object] | None = None, default: str = "float32"
+    ) -> Mapping[str, Array]:
+        """The tensors of a checkpoint; `meanwhile` is called between its opening and their reading, both with that default dtype."""
         if memory is None:
-            opened = checkpoint.load_checkpoint(path)
-            if meanwhile is not None:
-                meanwhile()
-            return _arrays(opened.tensors)
+            with default_dtype(default):
+                opened = checkpoint.load_checkpoint(path)
+                if meanwhile is not None:
+                    meanwhile()
+                return _arrays(opened.tensors)
         _within(memory, lambda: dict(checkpoint.load_checkpoint(path).tensors))
         return {}
 
