@@ -23,6 +23,7 @@ from blackswan.impl.checkpoint import CONFIG
 from blackswan.impl.corpus import lines_of
 from blackswan.impl.folder import whole_folder
 from blackswan.impl.samples import Indices, epoch_order
+from blackswan.impl.spans import FileState, read_span, state_of
 from blackswan.impl.tokens import read_tokenizer
 
 if TYPE_CHECKING:
@@ -57,8 +58,27 @@ class TokenBatch:
         return TokenBatch(self.input_ids.to(device), self.mask.to(device))
 
 
+class _Shard:
+    """The ids of a checked file, read when they are asked for: a map of each would keep a file open, and there may be thousands."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], tokens: int, state: FileState) -> None:
+        self._path, self._dtype, self._tokens, self._state = path, dtype, tokens, state
+
+    def __len__(self) -> int:
+        return self._tokens
+
+    def __getitem__(self, span: slice) -> Ids:
+        start, stop, _ = span.indices(self._tokens)
+        size = self._dtype.itemsize
+        try:
+            content = read_span(self._path, start * size, max(stop - start, 0) * size, self._state)
+        except ValueError:
+            raise ValueError(f"{self._path}: changed since the stream was opened; leave it alone while it is read") from None
+        return content.numpy().view(self._dtype)
+
+
 class TokenShards:
-    """A folder of shards as one stream, read through memory maps.
+    """A folder of shards as one stream, of which no more is held in memory than is asked for.
 
     Every shard is read once at opening. Raises a FileNotFoundError for a missing file, and a ValueError that names the file for a damaged
     index, a file of another length or content than the index says, and an id that is not below `vocab` (with its offset in tokens).
@@ -216,11 +236,12 @@ def _write_shard(path: Path, ids: Ids) -> dict[str, Any]:
     return {"file": path.name, "tokens": len(ids), "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def _open_shard(path: Path, entry: dict[str, Any], dtype: np.dtype[Any], vocab: int) -> Ids:
-    """The ids of a shard, memory-mapped, after a look at every one."""
+def _open_shard(path: Path, entry: dict[str, Any], dtype: np.dtype[Any], vocab: int) -> _Shard:
+    """The ids of a shard, after a look at every one."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file, but {INDEX} lists it; copy the missing shard")
-    found, expected = path.stat().st_size, entry["tokens"] * dtype.itemsize
+    state = state_of(path)
+    found, expected = state[0], entry["tokens"] * dtype.itemsize
     if found != expected:
         raise ValueError(f"{path}: {found} bytes; {INDEX} says {entry['tokens']} tokens, {expected} bytes; copy or write it again")
     ids: Ids = np.memmap(path, dtype, "r")
@@ -236,7 +257,7 @@ def _open_shard(path: Path, entry: dict[str, Any], dtype: np.dtype[Any], vocab: 
         digest.update(chunk.tobytes())
     if digest.hexdigest() != entry["sha256"]:
         raise ValueError(f"{path}: its content is not what {INDEX} says (SHA-256); copy or write it again")
-    return ids
+    return _Shard(path, dtype, len(ids), state)
 
 
 def _read_index(path: Path) -> dict[str, Any]:

@@ -114,6 +114,13 @@ def token_ends_of_32_bits(correct: Step, self: Any, *given: Any) -> None:
     self._ends = self._ends.astype(np.int32)
 
 
+@wrong_step("impl.token_shards:_open_shard")
+def token_shards_held_open(correct: Step, path: Path, entry: Any, dtype: Any, vocab: int) -> Any:
+    """Every shard is mapped as long as the stream is there, and with it a file is open: a thousand shards are too many."""
+    correct(path, entry, dtype, vocab)
+    return np.memmap(path, dtype, "r")
+
+
 @wrong_step("impl.token_shards:_is_entry")
 def token_shards_by_a_detour(right: Step, entry: Any) -> Any:
     """A shard may be named by a detour, so that it can be listed twice and its tokens are trained on twice."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import resource
 import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from blackswan.reference.table import Array
 VOCAB = 4096
 LONG = 2**24 + 2**12
 """Tokens of a shard that nobody reads at once."""
+MORE_FILES = 30
 INDEX = "index.json"
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 
@@ -62,7 +64,9 @@ def _linked(folder: Path) -> Path:
 
 
 def pieces_of(stream: Array, rng: Generator) -> list[Array]:
-    """The stream cut at random places into one to four shards."""
+    """The stream cut at random places into one to four shards, or now and then into one for each token."""
+    if rng.integers(4) == 0:
+        return np.split(stream, len(stream))
     cuts = np.unique(rng.integers(1, len(stream), rng.integers(0, 4)))
     return np.split(stream, cuts)
 
@@ -80,9 +84,21 @@ def _stream(trial: Trial) -> Iterator[tuple[Array, Tokens, int]]:
         yield stream, Tokens(folder, vocab, batch, seq, seed), int(rng.integers(5))
 
 
+@contextmanager
+def _few_files() -> Iterator[None]:
+    """Inside, this process may have few files open at once, as it may a thousand without this."""
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(usual[0], taken + MORE_FILES), usual[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+
+
 def epoch_predicts_every_token_once(trial: Trial) -> Iterator[Comparison]:
     """The pairs (token, next token) within rows over an epoch are the stream's, each once; rows and batches are full but for the last."""
-    with _stream(trial) as (stream, tokens, epoch):
+    with _stream(trial) as (stream, tokens, epoch), _few_files():
         wanted = np.stack([stream[:-1], stream[1:]], axis=1)
         shuffled, in_order = (trial.pretrainer.epoch(given, epoch) for given in (tokens, replace(tokens, seed=None)))
     yield from same("pairs in order", wanted, _pairs(in_order))
