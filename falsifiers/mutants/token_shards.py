@@ -58,7 +58,7 @@ wrong_steps(
 )
 wrong_steps(
     "impl.token_shards:_open_shard",
-    token_shards_held_in_memory=("Shards are read whole and held in memory.", lambda opened, *given: np.array(opened(*given))),
+    token_shards_held_in_memory=("Shards are read whole and held in memory.", lambda opened, *given: np.array(opened(*given)[:])),
     token_ids_looked_at_in_the_beginning=(
         "Only the first millions of a long shard's ids are looked at.",
         lambda opened, path, entry, dtype, vocab: opened(path, entry, dtype, vocab if entry["tokens"] <= 2**24 else 2**32),
