@@ -59,6 +59,15 @@ def decoder_loss_by_fours(loss: Step, self: Any, input_ids: Any, mask: Any) -> A
 
 
 @wrong_step("impl.decoder:Decoder.loss")
+def decoder_loss_by_thirty_twos(loss: Step, self: Any, input_ids: Any, mask: Any) -> Any:
+    """The losses of thirty-two samples at a time are averaged by their samples, however many tokens each predicts."""
+    parts = [part for part in zip(input_ids.split(32), mask.split(32), strict=True) if (part[1][:, :-1] & part[1][:, 1:]).any()]
+    if len(input_ids) <= 32 or not parts:
+        return loss(self, input_ids, mask)
+    return sum(len(ids) * loss(self, ids, real) for ids, real in parts) / sum(len(ids) for ids, _ in parts)
+
+
+@wrong_step("impl.decoder:Decoder.loss")
 def decoder_loss_by_rows(loss: Step, self: Any, input_ids: Any, mask: Any) -> Any:
     """The loss of more than 2,048 tokens is the mean of the rows' means, however many tokens each row predicts."""
     if mask.numel() <= 2048:
