@@ -30,9 +30,29 @@ def _padded_as_in_the_file(tokens: Any, path: Path) -> None:
         tokens._tokenizer.enable_padding(length=padding["strategy"]["Fixed"], pad_id=padding["pad_id"])
 
 
+def _named_beside(path: Path, key: str, otherwise: Any) -> Any:
+    """What the tokenizer_config.json beside a tokenizer says of a key."""
+    file = path.with_name("tokenizer_config.json")
+    return json.loads(file.read_bytes()).get(key, otherwise) if file.is_file() else otherwise
+
+
 wrong_steps(
     "impl.tokens:CheckpointTokens.__init__",
     by=_made,
+    tokens_cut_on_the_named_side=(
+        "Texts are cut on the side that tokenizer_config.json names as truncation_side.",
+        lambda self, path: self._tokenizer.enable_truncation(self.max_seq_len, direction=_named_beside(path, "truncation_side", "right")),
+    ),
+    tokens_within_the_named_length=(
+        "The model_max_length of tokenizer_config.json cuts texts that the settings let be longer.",
+        lambda self, path: self._tokenizer.enable_truncation(
+            max(self._tokenizer.num_special_tokens_to_add(False), min(self.max_seq_len, _named_beside(path, "model_max_length", 2**62)))
+        ),
+    ),
+    tokens_padded_on_the_named_side=(
+        "Batches are padded on the side that tokenizer_config.json names.",
+        lambda self, path: setattr(self, "padding_side", _named_beside(path, "padding_side", self.padding_side)),
+    ),
     tokens_cut_from_the_left=(
         "The beginning of a longer text is cut off.",
         lambda self, _: self._tokenizer.enable_truncation(self.max_seq_len, direction="left"),

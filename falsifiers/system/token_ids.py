@@ -37,15 +37,20 @@ LONGEST_LINE = 10_000_000
 """Bytes of a line of a corpus, its end not among them."""
 
 
+PASSED_OVER = {"truncation_side": "left", "padding_side": "left", "model_max_length": 2}
+"""What tokenizer_config.json says to other programs: how a run cuts and pads texts is said by its settings alone."""
 NAMED: tuple[tuple[dict[str, Any] | None, int], ...] = (
     *(
         (None, 0),
         ({}, 0),
-        ({"bos_token": EOS, "unk_token": EOS}, 0),
-        ({"pad_token": None, "eos_token": EOS}, 1),
-        ({"pad_token": EOS, "eos_token": "<pad>"}, 1),
+        ({**PASSED_OVER, "bos_token": EOS, "unk_token": EOS}, 0),
+        ({**PASSED_OVER, "pad_token": None, "eos_token": EOS}, 1),
+        ({**PASSED_OVER, "pad_token": EOS, "eos_token": "<pad>"}, 1),
     ),
-    *(({"pad_token": "<pad>", "eos_token": EOS}, 0), ({"eos_token": {"content": EOS}, "bos_token": "<pad>"}, 1)),
+    *(
+        ({**PASSED_OVER, "pad_token": "<pad>", "eos_token": EOS}, 0),
+        ({**PASSED_OVER, "eos_token": {"content": EOS}, "bos_token": "<pad>"}, 1),
+    ),
 )
 """What tokenizer_config.json names, where there is one, and the id that pads and that an empty text is."""
 VERY_LONG = "}" * 70_000
