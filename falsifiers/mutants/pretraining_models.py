@@ -25,6 +25,9 @@ wrong_step("impl.pretrain:random_tensors", name="pretrain_random_weights_too_lar
 wrong_step("impl.decoder:seeded", name="random_weights_of_32_bits", doc="Random weights of seeds that differ above 32 bits are the same.")(
     lambda seeded, seed: seeded(seed % 2**32)
 )
+wrong_step("impl.decoder:seeded", name="random_weights_seed_everybody", doc="Random weights seed the numbers that the process shares.")(
+    lambda seeded, seed: torch.manual_seed(seeded(seed).initial_seed())
+)
 
 
 @wrong_step("impl.pretrain:ValFn.__call__", "S11")

@@ -34,10 +34,11 @@ from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
 from blackswan.falsifiers.subjects.shared import random_states, torch_settings
 from blackswan.impl import group as groups
 from blackswan.impl import kernels
-from blackswan.impl.classifier import Adaptation, trainable_shapes
+from blackswan.impl.classifier import Adaptation, initial_trainable, trainable_shapes
 from blackswan.impl.commands import train as train_command
 from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.corpus import load_corpus
+from blackswan.impl.decoder import random_tensors
 from blackswan.impl.fit import EpochRecord, FitResult
 from blackswan.impl.group import ALONE, Group
 from blackswan.impl.pipeline import ClassifyPipeline
@@ -179,7 +180,7 @@ def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, pla
     before, quantised, result, stopped = _frozen(pipeline), _quantised(pipeline), None, ""
     fit = partial(pipeline.fit, train, validation, folder, save_every=plan.save_every, on_step=watch.step, on_epoch=watch.epoch)
     short = writing(plan.at_most) if plan.at_most else nullcontext()
-    with reading(watch.read), watch.clock(), _of_the_process() as process, _handled(plan) as handled, short:
+    with reading(watch.read), watch.clock(), _of_the_process(problem) as process, _handled(plan) as handled, short:
         try:
             with ThreadPoolExecutor(1) as thread:
                 run = partial(fit, resume=plan.resume)
@@ -232,10 +233,11 @@ def _handled(plan: Plan) -> Iterator[list[int]]:
 
 
 @contextmanager
-def _of_the_process() -> Iterator[list[dict[str, Any]]]:
+def _of_the_process(problem: Problem) -> Iterator[list[dict[str, Any]]]:
     """The state of this process that others depend on, before the block and, when it has ended, after it.
 
-    Inside, Ctrl-C does what it does in a program of a user's, also in a worker that leaves it to its parent.
+    Random weights are made after the first look. Inside, Ctrl-C does what it does in a program of a user's, also in a worker that leaves
+    it to its parent.
     """
     usual = signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -244,7 +246,10 @@ def _of_the_process() -> Iterator[list[dict[str, Any]]]:
         numbers = {f"{owner}'s random numbers": state for owner, state in random_states().items()}
         return {"Ctrl-C interrupts": interrupts, "open files": len(list(Path("/proc/self/fd").iterdir())), **torch_settings(), **numbers}
 
+    torch.rand(())  # so that a generator that is seeded as before has changed, too
     found = [now()]
+    config, architecture = ClassifyConfig.from_mapping(problem.settings), config_of(problem.architecture)
+    random_tensors(architecture, config.seed), initial_trainable(architecture, Adaptation.of(config), config.seed)
     try:
         yield found
     finally:
