@@ -29,7 +29,7 @@ from blackswan.impl.nonfinite import spoiled_parameter
 from blackswan.impl.samples import Samples, tokenize, training_and_validation
 from blackswan.impl.saved import RANDOM, Saved, is_merged, open_adapter, open_merged
 from blackswan.impl.tensors import Tensors
-from blackswan.impl.tokens import ByteTokens, Tokens, load_tokenizer
+from blackswan.impl.tokens import ByteTokens, Tokens, load_tokenizer, require_texts
 from blackswan.impl.trainer import Batch, BatchResult, Trainer, class_probabilities, classes_of
 from blackswan.impl.validation import require_finite
 from blackswan.impl.warm_up import SHAPES, Constant, small, warmed
@@ -195,7 +195,8 @@ class ClassifyPipeline:
                 trainer.train_batch(batch)
 
     def encode(self, texts: Texts) -> list[list[int]]:
-        """The token ids of each text."""
+        """The token ids of each text. Raises as `require_texts` does."""
+        require_texts(texts)
         return [self.tokens.encode(text) for text in texts]
 
     @property
@@ -366,6 +367,7 @@ class ClassifyPipeline:
 
     @torch.no_grad()
     def _logits(self, texts: Texts) -> Tensor:
+        require_texts(texts)
         size, logits = self.config.batch_size, []
         for start in range(0, len(texts), size):
             input_ids, mask = self.tokens.batch(texts[start : start + size])

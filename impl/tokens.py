@@ -47,7 +47,9 @@ class Tokens(ABC):
         return self.measure([text])[0][0]
 
     def batch(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """input_ids (int64) and mask (true at real tokens), both [batch, longest]. Raises a ValueError for no texts."""
+        """input_ids (int64) and mask (true at real tokens), both [batch, longest]. Raises a ValueError for no texts, and as
+        `require_texts` does."""
+        require_texts(texts)
         return self.pad([self.encode(text) for text in texts])
 
     def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -62,6 +64,12 @@ class Tokens(ABC):
             input_ids[index, span] = torch.tensor(row)
             mask[index, span] = True
         return input_ids, mask
+
+
+def require_texts(texts: Sequence[str]) -> None:
+    """Raise a TypeError for one text in the place of several: it is a sequence too, of its characters."""
+    if isinstance(texts, str):
+        raise TypeError(f"texts is one text, {texts[:20]!r}; expected a sequence of texts, such as a list of this one")
 
 
 class CheckpointTokens(Tokens):

@@ -36,6 +36,11 @@ wrong_steps(
 )
 
 
+wrong_step("impl.pipeline:require_texts", name="one_text_is_many", doc="One text passes for several, of which each is a character.")(
+    lambda *_: None
+)
+
+
 wrong_steps(
     "impl.config:DecoderConfig.__post_init__",
     architectures_of_infinite_theta=(

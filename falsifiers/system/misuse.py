@@ -37,6 +37,7 @@ MISUSES = {
     **{f"the share of rank {rank} of 2": (f"rank {rank}", "ValueError") for rank in (-1, 2)},
     **{f"batches of {size}": ("batch", "ValueError") for size in (0, -1)},
     **{f"texts of {size} tokens": ("max_seq_len", "ValueError") for size in (0, -1)},
+    **{f"{call} {text!r}": ("one text", "TypeError") for call in ("a batch of", "predict", "encode") for text in ("one text", "")},
     "padding in the middle": ("padding_side", "ValueError"),
     "a batch of no text": ("empty", "ValueError"),
     **{f"an estimate of {name} 0": (name, "ValueError") for name in ("batch", "seq", "accumulation")},

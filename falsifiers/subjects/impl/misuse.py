@@ -103,6 +103,10 @@ def _of_counts(pipeline: ClassifyPipeline) -> Calls:
         yield f"texts of {size} tokens", partial(ByteTokens, size, "right")
     yield "padding in the middle", partial(ByteTokens, 4, "middle")
     yield "a batch of no text", partial(ByteTokens(4).batch, [])
+    for text in ("one text", ""):
+        yield f"a batch of {text!r}", partial(ByteTokens(4).batch, text)
+        yield f"predict {text!r}", partial(pipeline.predict, text)
+        yield f"encode {text!r}", partial(pipeline.encode, text)
     config, adaptation = pipeline.classifier.config, pipeline.classifier.adaptation
     for name in ("batch", "seq", "accumulation"):
         counts: dict[str, Any] = {"batch": 1, "seq": 1, "accumulation": 1, name: 0}
