@@ -275,6 +275,12 @@ def changed_shards_read(read: Step, file: Path, start: int, length: int, state: 
     return read(file, start, length, (file.stat().st_size, file.stat().st_mtime_ns) if sharded else state)
 
 
+@wrong_step("impl.checkpoint:read_span")
+def changes_behind_links_read(read: Step, file: Path, start: int, length: int, state: Any) -> Any:
+    """A file that a link leads to, and that has changed since its header was read, is read all the same."""
+    return read(file, start, length, (file.stat().st_size, file.stat().st_mtime_ns) if file.is_symlink() else state)
+
+
 @wrong_step("impl.checkpoint:_header")
 def headers_of_whole_words(header: Step, path: Path) -> Any:
     """The tensors of a file are taken to begin at a multiple of eight bytes, which not every writer keeps to."""

@@ -251,7 +251,7 @@ def _split_at_plainly(folder: Path, end: Mapping[str, Any], flag: str) -> Damage
 
 def refuses_parts(trial: Trial) -> Iterator[Comparison]:
     """Each key of config.json and tokenizer_config.json, and an index with its shards, which is read as the one file that they were, also
-    where all of them are links or in several dtypes, and not once a shard has changed."""
+    where all of them are links or in several dtypes, and not once a shard, or what a link to it leads to, has changed."""
     rng = trial.rng("parts")
     with tempfile.TemporaryDirectory() as parent:
         folder, model = small_base(trial, Path(parent))
@@ -271,4 +271,5 @@ def refuses_parts(trial: Trial) -> Iterator[Comparison]:
         yield from _shards_of_several_dtypes(trial, model, Path(parent) / "of several dtypes")
         as_in_a_cache(folder)
         yield from same("answer of links to the shards", whole, ask())
+        yield from changed_meanwhile(trial, folder, folder / SHARDS[0])  # at first it is a link still, and what it leads to is written
         yield from judged(trial, folder, [*_shard_damage(folder, places, rng), *forms(folder, INDEX, rng)], ask)
