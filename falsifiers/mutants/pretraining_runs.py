@@ -311,8 +311,23 @@ def pretrain_state_of_shards_in_any_order(correct: Step, self: Any, folder: Path
     self.digest = "".join(sorted(hashlib.sha256(shard.tobytes()).hexdigest() for shard in self._shards))
 
 
+_OF_PLACES: dict[Any, Any] = {}
 wrong_steps(
     "impl.pretrain_run:_Run.identity",
+    pretrain_state_of_a_tokenizer_read_once=(
+        "A tokenizer's digest is taken once for each path, and a run goes on with what has taken that file's place.",
+        lambda identity, self: {
+            **(found := identity(self)),
+            "tokenizer": _OF_PLACES.setdefault(self.checkpoint.tokenizer, found["tokenizer"]),
+        },
+    ),
+    pretrain_state_of_tokens_read_once=(
+        "The digest of tokens is taken once for each folder, and a run goes on with the tokens that have taken the others' place.",
+        lambda identity, self: {
+            **(found := identity(self)),
+            "data": _OF_PLACES.setdefault(self.train.shards.folder, found["data"]),
+        },
+    ),
     pretrain_state_of_a_tokenizers_path=(
         "A run belongs to the place of its tokenizer, whatever that holds.",
         lambda identity, self: {**identity(self), "tokenizer": str(self.checkpoint.tokenizer)},

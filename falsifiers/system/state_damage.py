@@ -214,6 +214,13 @@ def refuses_pretraining_state(trial: Trial) -> Iterator[Comparison]:
         end = ask()
         for key, given in _same_runs(problem).items():
             yield from same(f"end of a run of another {key}", end, _on_a_copy(folder, partial(_goes_on, trial, given))())
+        again, moved = _on_a_copy(folder, partial(_goes_on, trial, given)), given.tokenizer  # which that run has read
+        before = moved.read_bytes()
+        moved.write_bytes(before + b"\n")
+        yield trial.refuses("a run whose tokenizer was replaced", again, r"state\.json: tokenizer is ", "ValueError")
+        moved.write_bytes(before)
+        write_shards(given.train.folder, [np.fromfile(path, "<u2")[::-1] for path in sorted(given.train.folder.glob("part-*"))])
+        yield trial.refuses("a run whose tokens were replaced", again, r"state\.json: data is ", "ValueError")
         yield from _begun_over_a_run(trial, problem)
         none, beginning = problem.output.with_name("none"), partial(trial.pretrainer.run, resume=True)
         yield trial.refuses("no run to go on with", partial(beginning, replace(problem, output=none)), "state", "FileNotFoundError")
