@@ -69,6 +69,13 @@ def apr_names_are_patterns(whole_file: Step, path: Path) -> Iterator[Path]:
             path.with_name(each.name).unlink(missing_ok=True)
 
 
+@wrong_step("impl.folder:remove_left_over")
+def apr_left_overs_stay(remove: Step, folder: Path, prefix: str) -> None:
+    """What a killed export has left half done, which may be as large as the model, is never removed."""
+    if not prefix.removesuffix(".").endswith(".apr"):
+        remove(folder, prefix)
+
+
 @wrong_step("impl.apr_write:encoded")
 def apr_steps_of_unrounded_scale(encoded: Step, dtype: Any, tensor: Any) -> Any:
     """The steps of AprQ4 are those of the scale before it is rounded to float16."""

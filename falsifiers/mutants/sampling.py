@@ -139,6 +139,15 @@ wrong_steps(
 )
 
 
+wrong_steps(
+    "impl.samples:Fraction",
+    split_of_simple_fractions=(
+        "The fraction of samples that are held out is taken for the nearest one whose denominator is 1000 at most.",
+        lambda right, written: right(written).limit_denominator(1000),
+    ),
+)
+
+
 @wrong_step("impl.samples:_shares")
 def split_in_the_order_of_a_set(shares: Step, counts: Sequence[int], *others: Any, **named: Any) -> list[int]:
     """Which of classes of one size gives one more depends on the order of a set, another one in each process."""

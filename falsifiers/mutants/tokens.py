@@ -212,6 +212,13 @@ def tokens_around_a_text_beyond_the_limit(init: Step, self: Any, path: Path, set
     self._tokenizer.enable_truncation(limit)
 
 
+@wrong_step("impl.tokens:CheckpointTokens.__init__")
+def tokens_fill_of_the_last_reader(init: Step, self: Any, *given: Any) -> None:
+    """All tokenizers of a process pad with the token of the one that was read last."""
+    init(self, *given)
+    type(self).fill = vars(self).pop("fill")
+
+
 @wrong_step("impl.tokens:read_tokenizer")
 def tokenizer_with_dropout_of_zero_refused(read: Step, path: Path) -> Any:
     """A dropout of 0 is refused as if it left out merges."""

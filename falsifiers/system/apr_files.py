@@ -251,6 +251,8 @@ def written_file(trial: Trial) -> Iterator[Comparison]:
     with new_folder() as folder:
         base, path = model.write_checkpoint(folder / "base"), folder / "model.apr"
         shutil.copyfile(CHECKPOINT / TOKENIZER, base / TOKENIZER)
+        (half := folder / f".partial-{path.name}.abcdefgh").mkdir()  # what an export leaves that was killed
+        (half / path.name).write_bytes(b"APR")
         trial.files.export(base, path, dtype)
         header, said, stored = apr_format.read(path)
         wanted_metadata = metadata(model.scalars) | OF_A_WRITER[trial.seed % 2] | {"tied_embeddings": model.scalars["tied"]}

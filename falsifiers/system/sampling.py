@@ -55,6 +55,8 @@ MANY_LABELS, MANY_CLASSES = (65, 200), (2000, 4000)
 """From … to below: numbers of labels a sample, of which no 64 bits hold a combination; and of classes, of which no byte holds one."""
 WRITTEN_FRACTIONS = 30
 """So many fractions of two digits are asked about beside the usual ones."""
+FINE_FRACTIONS = 6
+"""So many of three or four digits, of more samples."""
 
 
 def split_is_stratified(trial: Trial) -> Iterator[Comparison]:
@@ -125,8 +127,10 @@ def _of_written_fractions(trial: Trial, rng: Generator) -> list[Comparison]:
     a half to the even number, although the binary number that stands for it is below or above it.
     """
     found = []
-    for hundredths in (7, 15, 30, 35, 55, 70, *rng.integers(3, 98, WRITTEN_FRACTIONS).tolist()):
-        exact, step = Fraction(hundredths, 100), 50 // gcd(hundredths, 50)
+    shares = [(each, 100) for each in (7, 15, 30, 35, 55, 70, *rng.integers(3, 98, WRITTEN_FRACTIONS).tolist())]
+    shares += [(2 * each + 1, 2000) for each in rng.integers(100, 900, FINE_FRACTIONS).tolist()]
+    for share, parts_in_all in shares:
+        exact, step = Fraction(share, parts_in_all), parts_in_all // 2 // gcd(share, parts_in_all // 2)
         count = step * int(rng.integers(max(1, -(-8 // step)), 8 + 60 // step))
         first = int(rng.integers(3, count - 3))
         sizes = (first, count - first)

@@ -1,6 +1,8 @@
 """Corpora and the plan of an epoch, as `impl` reads and makes them."""
 
 import os
+import shutil
+import tempfile
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -135,12 +137,16 @@ def _label(label: corpora.Label) -> Label:
 
 
 def _tokens(tokenizing: Tokenizing) -> tokens.Tokens:
-    """The tokens of those settings; another reader of the same tokenizer, with another limit, is made before these are asked."""
+    """The tokens of those settings; other readers of the same tokenizer are made before these are asked, one with another limit, and one
+    where nothing lies beside it."""
     limit, side = tokenizing.max_seq_len, tokenizing.padding_side
     if not tokenizing.tokenizer:
         return tokens.ByteTokens(limit, side)
     found = tokens.load_tokenizer(tokenizing.tokenizer, limit, side)
     tokens.load_tokenizer(tokenizing.tokenizer, limit + BESIDE, side)
+    with tempfile.TemporaryDirectory() as bare:
+        shutil.copyfile(tokens.belonging(tokenizing.tokenizer, tokens.TOKENIZER), Path(bare) / tokens.TOKENIZER)
+        tokens.load_tokenizer(Path(bare), limit, side)
     return found
 
 
