@@ -17,7 +17,7 @@ from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.workers import on_ranks
 from blackswan.falsifiers.subjects.protocol import Lacks
 from blackswan.impl import corpus as corpora
-from blackswan.impl import samples, tokens
+from blackswan.impl import checkpoint, samples, tokens
 from blackswan.impl.group import Group
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _tokens(tokenizing: Tokenizing) -> tokens.Tokens:
     found = tokens.load_tokenizer(tokenizing.tokenizer, limit, side)
     tokens.load_tokenizer(tokenizing.tokenizer, limit + BESIDE, side)
     with tempfile.TemporaryDirectory() as bare:
-        shutil.copyfile(tokens.belonging(tokenizing.tokenizer, tokens.TOKENIZER), Path(bare) / tokens.TOKENIZER)
+        shutil.copyfile(checkpoint.belonging(tokenizing.tokenizer, checkpoint.TOKENIZER), Path(bare) / checkpoint.TOKENIZER)
         tokens.load_tokenizer(Path(bare), limit, side)
     return found
 
