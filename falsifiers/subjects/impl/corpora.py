@@ -16,8 +16,8 @@ from blackswan.falsifiers.subjects.doors.files import Batch, CorpusFile, Label, 
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.workers import on_ranks
 from blackswan.falsifiers.subjects.protocol import Lacks
-from blackswan.impl import corpus as corpora
 from blackswan.impl import checkpoint, samples, tokens
+from blackswan.impl import corpus as corpora
 from blackswan.impl.group import Group
 
 if TYPE_CHECKING:
