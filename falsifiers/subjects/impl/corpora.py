@@ -137,8 +137,8 @@ def _label(label: corpora.Label) -> Label:
 
 
 def _tokens(tokenizing: Tokenizing) -> tokens.Tokens:
-    """The tokens of those settings; other readers of the same tokenizer are made before these are asked, one with another limit, and one
-    where nothing lies beside it."""
+    """The tokens of those settings. Two other readers of the same tokenizer with another limit are made before these are asked, the last
+    one where nothing lies beside it."""
     limit, side = tokenizing.max_seq_len, tokenizing.padding_side
     if not tokenizing.tokenizer:
         return tokens.ByteTokens(limit, side)
@@ -146,7 +146,7 @@ def _tokens(tokenizing: Tokenizing) -> tokens.Tokens:
     tokens.load_tokenizer(tokenizing.tokenizer, limit + BESIDE, side)
     with tempfile.TemporaryDirectory() as bare:
         shutil.copyfile(checkpoint.belonging(tokenizing.tokenizer, checkpoint.TOKENIZER), Path(bare) / checkpoint.TOKENIZER)
-        tokens.load_tokenizer(Path(bare), limit, side)
+        tokens.load_tokenizer(Path(bare), limit + BESIDE, side)
     return found
 
 
