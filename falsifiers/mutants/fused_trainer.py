@@ -306,3 +306,9 @@ def layers_refuse_logits_of_a_large_sum(step: Step, self: Any, packed: Any) -> A
 
     with patch.object(torch, "isfinite", of_sums):
         return step(self, packed)
+
+
+@wrong_step("impl.fused.step:FusedTrainer._replay")
+def layers_keep_the_places_of_the_first_batch(replay: Step, self: Any, captured: Any, packed: Any) -> Any:
+    """A captured step goes on with the places that were taken by samples when it was captured."""
+    return replay(self, captured, replace(packed, real=captured.packed.real.clone()))

@@ -188,6 +188,26 @@ def tuning_that_is_refused_ends_the_step(tune: Step, self: Any, a: Any, b: Any, 
     tune(self, a, b, bias)
 
 
+wrong_steps(
+    "impl.fused.products:_key",
+    algorithm_for_any_layout=(
+        "An algorithm that was tuned for a matrix is run for its transpose too.",
+        lambda _, a, b, bias: (a.shape, b.shape, bias is None, a.dtype, a.device),
+    ),
+    algorithm_with_the_bias_of_others=(
+        "An algorithm that was tuned for a product without a bias is run for one that has a bias.",
+        lambda key, a, b, _: key(a, b, None),
+    ),
+)
+
+
+@wrong_step("impl.fused.products:Products.mm")
+def products_into_one_room(mm: Step, self: Any, a: Any, b: Any, bias: Any = None) -> Any:
+    """Products of one form by a tuned algorithm are written into the same memory, also while the one before is still read."""
+    y, rooms = mm(self, a, b, bias), self.__dict__.setdefault("rooms", {})
+    return rooms.setdefault(y.shape, y).copy_(y) if any(self._chosen.values()) else y
+
+
 @wrong_step("impl.fused.weights:Weights.begin")
 def layers_go_on_with_the_order_of_a_broken_step(begin: Any, self: Any, uses: Any) -> None:
     """The order of products is begun anew only after its end, which a step that is broken off does not reach."""

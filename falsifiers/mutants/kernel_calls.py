@@ -59,6 +59,36 @@ wrong_steps(
     ),
 )
 
+wrong_steps(
+    "impl.kernels.swiglu:swiglu",
+    kernel_counts_rows_in_32_bits=(
+        "The last row of a gated unit, 2³¹ numbers behind the first one, is lost.",
+        lambda swiglu, gate, *given, **named: _without_far_rows(gate, swiglu(gate, *given, **named)),
+    ),
+)
+
+
+def _without_far_rows(read: Tensor, written: Tensor) -> Tensor:
+    if read.stride(0) * (len(read) - 1) >= 2**31:
+        written[-1] = 0.0
+    return written
+
+
+@wrong_step("impl.kernels.rope:qk_norm_rope")
+def kernel_norms_heads_by_the_first_program(
+    turn: Step, x: Tensor, positions: Tensor, theta: float, weight: Any = None, eps: float = 0.0, **given: Any
+) -> Any:
+    """Heads of every program are normed by the weights of the first program's eight."""
+    many = weight is not None and weight.dim() == 2 and len(weight) > 16
+    return turn(x, positions, theta, weight[torch.arange(len(weight)) % 8] if many else weight, eps, **given)
+
+
+@wrong_step("impl.kernels.rope:launch")
+def kernel_fills_whole_programs_of_a_table(launch: Step, kernel: Any, grid: Any, *given: Any, **named: Any) -> None:
+    """Of a table of angles that takes several programs, the last one, which is not full, is left out."""
+    launch(kernel, (max(1, grid[0] - 1),) if len(grid) == 1 else grid, *given, **named)
+
+
 # What they round
 
 

@@ -46,6 +46,15 @@ def _quantised_by_row(correct: Operation) -> Operation:
     return Operation(forward, None, correct.outputs)
 
 
+def _quantised_in_halves(correct: Operation) -> Operation:
+    def forward(weight: Array, block_size: int) -> tuple[Array, Array]:
+        whole = weight.size < 2**20 or len(weight) < 2
+        parts = [correct.forward(part, block_size) for part in np.array_split(weight, 1 if whole else 2)]
+        return np.concatenate([codes for codes, _ in parts]), np.concatenate([absmax for _, absmax in parts])
+
+    return Operation(forward, None, correct.outputs)
+
+
 def _dequantised_by_row(correct: Operation) -> Operation:
     def forward(absmax: Array, **a: Any) -> Array:
         rows, columns, size = a["rows"], a["columns"], a["block_size"]
@@ -107,6 +116,7 @@ mutants(
         edited(("np.maximum(absmax, SMALLEST_DIVISOR)", "np.maximum(absmax, np.float32(1e-8))")),
     ),
     nf4_blocks_per_row=("Blocks start anew at each row.", _quantised_by_row, "P20"),
+    nf4_large_weights_in_halves=("Blocks start anew in the middle of a weight of more than a million numbers.", _quantised_in_halves),
     nf4_large_blocks_cut=(
         "Blocks of more than 1,024 weights, where they are asked for, have 1,024.",
         with_arguments(block_size=lambda a: min(a["block_size"], 1024)),
@@ -161,6 +171,10 @@ mutants(
     nf4_double_quantize_without_offset=(
         "Mean not subtracted (offset zero).",
         edited(("np.asarray(np.mean(absmax, dtype=np.float64), np.float32)", "np.zeros((), np.float32)")),
+    ),
+    nf4_double_offset_of_the_first_blocks=(
+        "The mean that is subtracted is that of the first 65,536 blocks.",
+        edited(("np.mean(absmax, dtype=np.float64)", "np.mean(absmax[:65536], dtype=np.float64)")),
     ),
     nf4_double_small_scales_divided_by_more=(
         "A group whose scale is below 1e-8 is divided by that.",

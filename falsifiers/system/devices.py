@@ -208,7 +208,7 @@ def repeated_is_the_same(trial: Trial) -> Iterator[Comparison]:
     """On thousands of rows kernels give the same bits whenever they are asked again, and tuned products have an algorithm of equal bits.
 
     It is the fastest of those, whatever others fail or give other bits or none. The standard one, which is the first, is among them. Where
-    the library is not there, or refuses a product, that is torch's own.
+    the library is not there, or refuses a product, that is torch's own, and so it is for operands of another form than the tuned ones.
     """
     rng = trial.rng("algorithms")
     yield from (each for name, changed in trial.devices.changed_when_repeated().items() for each in same(f"{name}, again", 0, changed))
@@ -219,6 +219,8 @@ def repeated_is_the_same(trial: Trial) -> Iterator[Comparison]:
         yield from same(f"the fastest of {gives}, in {times}", best, trial.devices.fastest(gives, times))
     for error in (OSError("no such library"), RuntimeError("status 15")):
         yield from same(f"a product where tuning ends with {error!r}", True, trial.devices.product_after(error))
+    for label, (right, found) in trial.devices.tuned_products().items():
+        yield from same(f"a product of operands {label}", right, found)
 
 
 def late_streams_change_nothing(trial: Trial) -> list[Comparison]:

@@ -199,6 +199,31 @@ class Devices(Door):
             tuned.tune(a, a.T)
         return torch.equal(tuned.mm(a, a.T), torch.mm(a, a.T))
 
+    def tuned_products(self) -> dict[str, tuple[Array, Array]]:
+        """What torch gives and what products give for operands of each form, where one form was tuned and its algorithm is for no other.
+
+        Results are read when all are there.
+        """
+        generator, found = torch.Generator().manual_seed(0), dict[str, tuple[Array, Array]]()
+        wide, b, bias = (torch.randn(*shape, generator=generator).bfloat16() for shape in ((4, 8), (4, 4), (4,)))
+        a = wide[:, :4].contiguous()
+        forms: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {
+            "plain": (a, b, None),
+            "transposed": (a, b.T, None),
+            "biased": (a, b, bias),
+            "in wider rows": (wide[:, :4], b, None),
+        }
+        forms |= {"of other numbers": (-a, b, None), "of float16": (a.half(), b.half(), None), "of fewer rows": (a[:3], b, None)}
+        for name, form in forms.items():
+            tuned = products.Products()
+            with mock.patch.multiple(products, Product=_OfOneForm, fastest_of=lambda *_: 1):
+                tuned.tune(form[0].as_subclass(_OnCard), *form[1:])
+            given = {other: tuned.mm(*operands) for other, operands in forms.items()}
+            for other, (left, right, added) in forms.items():
+                expected = torch.mm(left, right) if added is None else torch.addmm(added, left, right)
+                found[f"{other}, where {name} was tuned"] = to_numpy(expected.double()), to_numpy(given[other].double())
+        return found
+
     def backends(self, operation: str) -> list[str]:
         """What can compute an operation here."""
         return ["torch", *(["triton"] if operation in kernels.NAMES and kernels.why_not() is None else [])]
@@ -346,6 +371,24 @@ class _OnCard(Tensor):
     """A tensor of the CPU that says that it is on a card."""
 
     is_cuda = True
+
+
+class _OfOneForm:
+    """Stands for the library's product, and gives no number for operands of another form than the constructor's."""
+
+    algorithms = 1
+
+    def __init__(self, *operands: Tensor | None) -> None:
+        self._form = self._form_of(operands)
+
+    def run(self, algorithm: int, a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """Torch's own product."""
+        del algorithm
+        right = torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
+        out.copy_(right if self._form_of((a, b, bias)) == self._form else torch.full_like(right, torch.nan))
+
+    def _form_of(self, operands: Sequence[Tensor | None]) -> object:
+        return [None if value is None else (value.shape, value.stride(), value.dtype) for value in operands]
 
 
 def _product(gives: str, out: Tensor) -> None:

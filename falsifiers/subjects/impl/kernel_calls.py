@@ -3,6 +3,8 @@
 An answer is a label, what is right by another call of the same kernels, and what was found. Imports Triton.
 """
 
+import itertools
+import mmap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +23,12 @@ Answer = tuple[str, Any, Any]
 FILLED, EPS, THETA, SCALE = 7.0, 1e-2, 50.0, 0.7
 NORM_COLUMNS, HEAD = 32768, 256
 """Numbers of a row that a norm's kernel holds at most, and of a head that attention's does."""
+APART, TOGETHER = 2**31, 2**16
+"""Numbers between the first row of an array and the last one, more than 32 bits count; and between the first rows of two arrays."""
+NO_RESERVE = 0x4000
+"""Linux's MAP_NORESERVE, which Python has no name for before 3.13."""
+HEADS, TOKENS = 20, 60
+"""More heads and tokens of a rotation than one program has."""
 NARROW = torch.float16
 """Triton's interpreter rounds to it as a card does, and not to bfloat16."""
 
@@ -58,8 +66,8 @@ def calls(tokens: int, dtype: torch.dtype = torch.float32) -> list[Call]:
     draw = _drawing(dtype)
     x, dy, add, weight, rstd = draw(tokens, 24), draw(tokens, 24), draw(tokens, 24), 1 + draw(24), 1 + draw(tokens).float().abs()
     heads, turned, head_weight = draw(tokens, 3, 10), draw(tokens, 3, 10), 1 + draw(3, 10)
-    positions = torch.arange(tokens) ** 2
-    table, bounds = rope.rope_table(positions, THETA, 10), torch.tensor([0, 0, tokens // 2, tokens // 2, tokens], dtype=torch.int32)
+    positions, most = torch.arange(tokens) ** 2, max(0, tokens - 1)
+    table, bounds = rope.rope_table(positions, THETA, 10), torch.tensor([0, 0, most, most, tokens], dtype=torch.int32)
     q, k, v = draw(tokens, 4, 10), draw(tokens, 2, 10), draw(tokens, 2, 10)
     packed: dict[str, Any] = {"bounds": bounds, "longest": tokens, "scale": SCALE}
     y, lse = attention.attention_forward(q, k, v, **packed)
@@ -148,6 +156,44 @@ def in_given_memory(rows: int) -> Iterator[Answer]:
             for name in inputs:
                 copies = {key: value.clone() for key, value in call.inputs.items()}
                 yield from _each(f"{call.name}, {output} over {name}", plain, call(**copies, **{output: copies[name]}))
+
+
+def rows_far_apart(rows: int) -> Iterator[Answer]:
+    """Of inputs and into outputs whose rows lie so far apart that 32 bits do not count the numbers between: the bits of the plain call.
+
+    The memory is promised only, and what an offset that wraps would read lies in it too.
+    """
+    promised = mmap.mmap(-1, 2 * (2 * APART + 64 * TOGETHER), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
+    room, starts = torch.frombuffer(promised, dtype=NARROW), itertools.count(APART, TOGETHER)
+    for call in calls(rows, NARROW):
+        plain = call()
+
+        def far(value: Tensor) -> Tensor:
+            strides = (APART // (rows - 1), *value.contiguous().stride()[1:])
+            return room.as_strided(value.shape, strides, next(starts)).copy_(value)
+
+        outputs = {name: value for name, value in zip(call.outputs, plain, strict=False) if value.dim() > 1 and _is_narrow(value)}
+        given = {name: far(torch.full_like(value, torch.nan)) for name, value in outputs.items() if name not in call.flat}
+        found = call(**{name: far(value) for name, value in call.inputs.items()}, **given)
+        yield from _each(f"{call.name}, rows far apart", plain, found)
+
+
+def in_parts() -> Iterator[Answer]:
+    """Of more heads and tokens than a program has: what rotations and their table give for some at a time."""
+    draw = _drawing(torch.float32)
+    positions, (x, dy, weight) = torch.arange(TOKENS), (draw(TOKENS, HEADS, 10), draw(TOKENS, HEADS, 10), 1 + draw(HEADS, 10))
+    turn: dict[str, Any] = {"positions": positions, "theta": THETA, "eps": EPS}
+    parts = list(zip(*(torch.split(value, 7, dim=value.dim() - 2) for value in (x, dy, weight)), strict=True))
+    y, rstd = rope.qk_norm_rope(x, weight=weight, **turn)
+    assert rstd is not None
+    by_heads = [rope.qk_norm_rope(of_x.contiguous(), weight=of_heads, **turn) for of_x, _, of_heads in parts]
+    yield from _each("a rotation of many heads", [torch.cat(each, dim=1) for each in zip(*by_heads, strict=True)], [y, rstd])
+    back = [rope.qk_norm_rope_backward(of_dy.contiguous(), of_x.contiguous(), weight=of_heads, **turn) for of_x, of_dy, of_heads in parts]
+    for kept in (rstd, None):
+        found = rope.qk_norm_rope_backward(dy, x, weight=weight, rstd=kept, **turn)
+        yield from _each("the gradient of many heads", [torch.cat(back, dim=1)], [found])
+    tables = [rope.rope_table(part.contiguous(), THETA, 10) for part in torch.split(positions, TOKENS // 3)]
+    yield from _each("a table of many tokens", [torch.cat(tables)], [rope.rope_table(positions, THETA, 10)])
 
 
 def programs(rows: int) -> list[tuple[str, int, int]]:

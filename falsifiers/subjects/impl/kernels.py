@@ -14,9 +14,10 @@ class Kernels(Door):
     """The kernels of `impl.kernels`. Lacks where they cannot run on a CPU."""
 
     def memory(self, rows: int) -> list[Answer]:
-        """In memory that they are given, with gaps in it and over inputs; on no rows; and what does not fit."""
+        """In memory that they are given, with gaps in it and over inputs; on rows far apart, in parts, and none; and what does not fit."""
         calls = self._module("kernel_calls")
-        return [*calls.in_given_memory(rows), *calls.of_no_rows(), *calls.refusals(rows), *calls.widest()]
+        unlike = [*calls.in_given_memory(rows), *calls.rows_far_apart(rows), *calls.in_parts(), *calls.of_no_rows()]
+        return [*unlike, *calls.refusals(rows), *calls.widest()]
 
     def rounded(self, rows: int) -> list[Answer]:
         """On values of 16 bits, beside what is rounded once."""
