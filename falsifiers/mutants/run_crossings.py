@@ -305,3 +305,24 @@ def memory_of_a_share_of_a_batch(train: Any, options: Any, given: Any, group: An
 
     with mock.patch("blackswan.impl.commands.train.memory_of_a_step", shared):
         train(options, given, group, *others)
+
+
+# Settings of steps, in a run of another dtype than float32 or on NF4
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline._trainer")
+def run_in_16_bits_not_clipped(make: Callable[..., Any], pipeline: Any, *given: Any) -> Any:
+    """A gradient has any norm in bfloat16."""
+    trainer = make(pipeline, *given)
+    if pipeline.config.dtype == "bfloat16":
+        trainer.max_norm = float("inf")
+    return trainer
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline._trainer")
+def run_on_nf4_without_decay(make: Callable[..., Any], pipeline: Any, *given: Any) -> Any:
+    """Nothing decays where base weights are in NF4 and a sample has several labels."""
+    trainer = make(pipeline, *given)
+    if pipeline.config.quantize_nf4 and pipeline.config.multi_label:
+        trainer.optimiser.weight_decay = 0.0
+    return trainer

@@ -64,6 +64,32 @@ def steps_follow_the_reference(trial: Trial) -> Iterator[Comparison]:
     yield from _by_the_reference(trial, problem, run, most)
     yield from _as_at_the_beginning(trial, problem, run)
     yield from _as_a_fresh_one(trial, problem, run)
+    yield from _by_its_settings(trial)
+
+
+def _by_its_settings(trial: Trial) -> Iterator[Comparison]:
+    """Moments and parameters of a run in 16 bits or on NF4 follow from each other by its own limit of the norm, decay and rates."""
+    limit, decay, warmup, schedule = 1e-3, 0.5, 0.3, ["cosine", "constant"][trial.seed % 2]
+    dtype, nf4, several = [("bfloat16", False, True), ("float32", True, True), ("bfloat16", True, False), ("bfloat16", False, False)][
+        trial.seed % 4
+    ]
+    kinds: dict[str, Any] = {"dtype": dtype, "quantize_nf4": nf4, "multi_label": several, "backend": trial.backend or "torch"}
+    parts: dict[str, Any] = {"gradient_clip_norm": limit, "weight_decay": decay, "schedule": schedule, "warmup_fraction": warmup}
+    problem = small_run(trial, (5, 3), **kinds, **parts)
+    run, _ = whole_run(trial, problem)
+    what, names = f"{dtype}{' on NF4' if nf4 else ''}", problem.names
+    rates = learning_rate_schedule(len(run.steps), problem.settings["learning_rate"], warmup, schedule)
+    yield trial.near(f"{what}, rates", rates, np.array([step.learning_rate for step in run.steps]))
+    before, first = problem.trainable(), {name: np.zeros_like(problem.parameters[name], np.float64) for name in names}
+    for step in run.steps:
+        after, mean, square = (part(step.state, group) for group in ("trainable", "exp_avg", "exp_avg_sq"))
+        gradient = flatten([(np.asarray(mean[name], np.float64) - BETA1 * first[name]) / (1.0 - BETA1) for name in names])
+        when, most = f"{what}, step {step.number}", min(limit, step.gradient_norm)
+        yield trial.near(f"{when}, norm of the clipped gradient", most, float(np.linalg.norm(gradient)))
+        for name in names:
+            moved = after_adamw(before[name], mean[name], square[name], step.number, step.learning_rate, decay)
+            yield trial.near(f"{when}, {name}", moved, after[name])
+        before, first = after, {name: np.asarray(mean[name], np.float64) for name in names}
 
 
 def _by_the_reference(trial: Trial, problem: SmallRun, run: Run, most: float) -> Iterator[Comparison]:
