@@ -40,7 +40,8 @@ def require_finite(gradient: Tensor) -> None:
 def together(group: Group) -> Iterator[None]:
     """An error inside the block on one rank is raised on every rank at the block's end and names the rank: nobody waits in vain.
 
-    Errors of files, values, indices and floating point are raised as such, others as WorkerFailed. No collective may stand inside.
+    Errors of files (with the system's number), values, indices and floating point are raised as such, others as WorkerFailed.
+    No collective may stand inside.
     """
     error: Exception | None = None
     try:
@@ -53,20 +54,30 @@ def together(group: Group) -> Iterator[None]:
         return
     failed = group.gather(torch.tensor(error is not None))
     if failed.any():
-        _raise_first(group.gather_text("" if error is None else f"{_shared_kind(error).__name__}\n{error}"), group.rank, error)
+        _raise_first(group.gather_text("" if error is None else _told(error)), group.rank, error)
 
 
 def _shared_kind(error: Exception) -> type[Exception]:
     return next((kind for kind in _RAISED_ELSEWHERE if isinstance(error, kind)), WorkerFailed)
 
 
+def _told(error: Exception) -> str:
+    """The kind, the system's number of an error of files (0 where there is none), and the message."""
+    number = error.errno if isinstance(error, OSError) and isinstance(error.errno, int) else 0
+    return f"{_shared_kind(error).__name__} {number}\n{error}"
+
+
 def _raise_first(texts: Sequence[str], rank: int, own: Exception | None) -> NoReturn:
     kinds = {kind.__name__: kind for kind in (*_RAISED_ELSEWHERE, WorkerFailed)}
     first = next(rank for rank, text in enumerate(texts) if text)
-    name, _, message = texts[first].partition("\n")
+    head, _, message = texts[first].partition("\n")
+    name, number = head.split()
     others = [str(other) for other, text in enumerate(texts) if text and other != first]
     also = f" (also on rank {', '.join(others)})" if others else ""
-    raise kinds[name](f"rank {first} of {len(texts)}: {message}{also}") from (own if first == rank else None)
+    error = kinds[name](f"rank {first} of {len(texts)}: {message}{also}")
+    if isinstance(error, OSError) and int(number):
+        error.errno = int(number)
+    raise error from (own if first == rank else None)
 
 
 def fingerprint(tensor: Tensor) -> Tensor:

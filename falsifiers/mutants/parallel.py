@@ -230,6 +230,13 @@ def last_error_is_told(raise_first: Any, texts: Sequence[str], *given: Any) -> N
     raise_first([text if rank == last else "" for rank, text in enumerate(texts)], *given)
 
 
+wrong_step(
+    "impl.agreement:_raise_first",
+    name="shared_errors_without_numbers",
+    doc="The error of another worker's full disk has no number, and a command takes it for bad input.",
+)(lambda raise_first, texts, *given: raise_first([re.sub(r"^(\w+) \d+", r"\1 0", text) for text in texts], *given))
+
+
 @wrong_step("impl.agreement:_raise_first")
 def errors_without_words_are_none(raise_first: Any, texts: Sequence[str], *given: Any) -> None:
     """A worker is looked for whose error has a message, and there may be none."""

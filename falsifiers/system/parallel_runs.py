@@ -1,5 +1,6 @@
 """A data-parallel run that loses a worker and is resumed, against one that does not."""
 
+import errno
 import fcntl
 import os
 import shutil
@@ -106,8 +107,8 @@ def mixed_workers_are_refused(trial: Trial) -> Iterator[Comparison]:
 
 def several_agree(trial: Trial) -> Iterator[Comparison]:
     """Workers whose tensor or text is not that of the first one are named, and no others; an error is told with all its lines. The first
-    of two errors is told, and who has the other; one without a word is an error too. A gradient is finite whose sum and norm are too large
-    for float32.
+    of two errors is told, and who has the other; one without a word is an error too, and one of a full disk has its number. A gradient is
+    finite whose sum and norm are too large for float32.
 
     They sum in their order: float32 has other bits in another one; and float64 and large counts in their own dtype. A tensor differs by
     two signs in float64, by the sign of a zero, by two elements and by two whole chunks that are exchanged. Tensors in float16 and uint8,
@@ -138,6 +139,7 @@ def several_agree(trial: Trial) -> Iterator[Comparison]:
     reason = "the first line\nand the second, that says what to do" + LONG
     told.append(f"ValueError: rank {SEVERAL - 1} of {SEVERAL}: {reason}")
     told.append(f"ValueError: rank {SEVERAL - 2} of {SEVERAL}: the first (also on rank {SEVERAL - 1})")
+    told.append(f"OSError {errno.ENOSPC}: rank {SEVERAL - 1} of {SEVERAL}: ")
     told += [f"WorkerFailed: rank {SEVERAL - 1} of {SEVERAL}: ", ""]
     groups: list[list[Array]] = [[own, precise, counted], [signs], [places], [pieces], [zero], [alike], [alike, one, other], [half], [byte]]
     totals = [reduce(np.add, each) for each in groups[0]]

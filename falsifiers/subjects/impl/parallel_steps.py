@@ -1,5 +1,7 @@
 """Steps of `impl` by workers on shares of given batches, what becomes of a fault on one of them, and what workers agree on."""
 
+import errno
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -50,14 +52,16 @@ def _of_no_sample(trainer: Trainer, batch: Batch) -> str:
 def agree(
     group: Group, device: torch.device, held: Sequence[Sequence[Array]], texts: Sequence[str], reason: str, chunk: int
 ) -> tuple[list[str], list[Array]]:
-    """One rank's messages about each group of tensors, about texts, about a last rank that fails, two last ones, a last one without a word,
-    and about a gradient of large numbers; and the sum of each of the first group's tensors."""
+    """One rank's messages about each group of tensors, about texts, about a last rank that fails, two last ones, a last one whose disk is
+    full, a last one without a word, and about a gradient of large numbers; and the sum of each of the first group's tensors."""
     groups._CHUNK = agreement._CHUNK = chunk
     said = list[str]()
 
     def tell(ask: Callable[[], object]) -> None:
         try:
             ask()
+        except OSError as error:
+            said.append(f"{type(error).__name__} {error.errno}: {error}")
         except (ArithmeticError, RuntimeError, ValueError) as error:
             said.append(f"{type(error).__name__}: {error}")
         else:
@@ -74,6 +78,7 @@ def agree(
     tell(partial(agreement.require_same, group, "text", texts[group.rank]))
     tell(partial(fail, ValueError(reason)))
     tell(partial(fail, ValueError("the first"), FloatingPointError("the second")))
+    tell(partial(fail, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     tell(partial(fail, AssertionError()))
     tell(partial(agreement.require_finite, torch.full((3,), 3e38, device=device)))
     return said, [np.array(group.sum(torch.from_numpy(each[group.rank]).to(device)).cpu()) for each in held[0]]
