@@ -87,7 +87,7 @@ class CheckpointTokens(Tokens):
         named = _settings(settings)
         _require_alike(settings, named, {token.content: token for token in self._tokenizer.get_added_tokens_decoder().values()})
         self.fill = _fill_id(named, self._tokenizer.token_to_id)
-        self.vocab = self._tokenizer.get_vocab_size()
+        self.vocab = id_count(self._tokenizer)
         self.description = f"{path} ({self.vocab} tokens)"
 
     @functools.cached_property
@@ -135,6 +135,11 @@ def read_tokenizer(path: Path) -> "Tokenizer":
     if dropout := getattr(found.model, "dropout", None):
         raise ValueError(f"{path}: dropout is {dropout:g}, so that a text has other tokens each time; expected null")
     return found
+
+
+def id_count(tokenizer: "Tokenizer") -> int:
+    """One more than the largest id, which is more than there are tokens where some ids have none."""
+    return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
 def load_tokenizer(folder: Path, max_seq_len: int, padding_side: str = "right") -> CheckpointTokens:

@@ -43,6 +43,14 @@ def _with_lots(read: Any, path: Any) -> Any:
 
 wrong_steps("impl.tokens:read_tokenizer", tokens_drawn_by_lot=("A tokenizer may draw the tokens of a text anew each time.", _with_lots))
 wrong_steps("impl.token_shards:read_tokenizer", shards_drawn_by_lot=("Shards are written by a tokenizer that draws lots.", _with_lots))
+wrong_step(
+    "impl.tokens:id_count", name="tokens_are_counted", doc="A tokenizer fits a model by the number of its tokens, whatever their ids are."
+)(lambda _, tokenizer: tokenizer.get_vocab_size())
+wrong_step(
+    "impl.tokens:id_count",
+    name="shards_of_counted_tokens",
+    doc="An id of the tokenizer that is larger than the number of its tokens is refused in shards.",
+)(lambda _, tokenizer: tokenizer.get_vocab_size())
 wrong_step("impl.tokens:_fill_id", name="fill_of_id_0_passed_over", doc="A padding token whose id is 0 is taken for none.")(
     lambda fill, settings, token_to_id: fill(settings, lambda token: token_to_id(token) or None)
 )

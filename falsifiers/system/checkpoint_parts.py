@@ -216,6 +216,7 @@ def _tokenizer_damage(folder: Path) -> Iterator[Damage]:
     """A tokenizer_config.json by which texts would be split otherwise; and a tokenizer that draws lots, has more tokens than the model or
     adds more to a text than it may have. As many are taken."""
     from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
     from tokenizers.processors import TemplateProcessing
 
     make, new, end = partial(edited, folder, TOKENIZER_CONFIG), "<new>", {"content": "<eos>", "special": True}
@@ -237,6 +238,8 @@ def _tokenizer_damage(folder: Path) -> Iterator[Damage]:
         closing.post_processor = TemplateProcessing(single=f"$A{' <eos>' * count}", special_tokens=[("<eos>", 1)])
         changed: dict[str, bytes | None] = {TOKENIZER: closing.to_str().encode()}
         yield Damage(f"{count} end tokens a text", changed, f"max_seq_len.*{count}", taken=count == longest)
+    far = Tokenizer(WordLevel({"few": 0, "far": 10**6}, "few")).to_str().encode()
+    yield Damage("few tokens, one of them beyond the model's", {TOKENIZER: far, TOKENIZER_CONFIG: None}, f"{TOKENIZER}.*embeddings")
     yield Damage("a token more than the model has", {TOKENIZER: json.dumps(values).encode()}, f"{TOKENIZER}.*embeddings")
 
 

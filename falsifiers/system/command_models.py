@@ -274,7 +274,7 @@ def _exported_in_one_dtype(trial: Trial, problem: Small, narrow: Path) -> Iterat
 def _of_many_tokens(trial: Trial, problem: Small) -> Iterator[Comparison]:
     """The first and the last tokens arrive in shards where the vocabulary has as many as 16 bits count, and one more.
 
-    The token of id 0 ends documents: once as the option says, once as the model does.
+    The token of id 0 ends documents: once as the option says, once as the model does. An id below the last one may have no token.
     """
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -291,6 +291,13 @@ def _of_many_tokens(trial: Trial, problem: Small) -> Iterator[Comparison]:
         ids = [0, 1, 2**15 - 1, 2**15, size - 2, size - 1]
         (problem.folder / "numbers.txt").write_text(" ".join(map(str, ids)))
         yield from _shards(trial, model.name, problem, "numbers.txt", [*ids, 0], *given, model=model.name, vocab=size)
+    model = problem.folder / "an id without a token"
+    model.mkdir()
+    encoder = Tokenizer(WordLevel({str(word): word for word in (0, 1, 3)}, "0"))
+    encoder.pre_tokenizer = WhitespaceSplit()
+    encoder.save(str(model / TOKENIZER))
+    (problem.folder / "words.txt").write_text("1 3")
+    yield from _shards(trial, model.name, problem, "words.txt", [1, 3, 0], "--end-token=0", model=model.name, vocab=4)
 
 
 def _of_long_documents(trial: Trial, problem: Small) -> Iterator[Comparison]:

@@ -19,10 +19,11 @@ def run(options: argparse.Namespace) -> None:
     """Writes the folder."""
     from blackswan.impl.checkpoint import TOKENIZER, belonging
     from blackswan.impl.token_shards import SHARD_TOKENS, end_token, load_encoder, tokenize, write_shards
+    from blackswan.impl.tokens import id_count
 
     end = end_token(options.model) if options.end_token is None else options.end_token
     encoder = load_encoder(belonging(options.model, TOKENIZER))
-    vocab: int = encoder.get_vocab_size()
+    vocab = id_count(encoder)
     most = SHARD_TOKENS if options.shard_tokens is None else options.shard_tokens
     count = write_shards(options.output, tokenize(options.corpus, encoder, end), vocab, most)
     print(f"{options.output}: {count} tokens of a vocabulary of {vocab}")
