@@ -10,6 +10,7 @@ import numpy as np
 
 from blackswan.contracts.model import Rule
 from blackswan.falsifiers.mutants.registry import rule_mutant, wrong_step, wrong_steps
+from blackswan.impl.samples import Samples
 
 RUN = "falsifiers.subjects.implementation:Implementation.run"
 Step = Callable[..., Any]
@@ -66,6 +67,17 @@ wrong_steps(
     "impl.pipeline:classes_of",
     class_is_not_the_most_probable=("The neighbour of the most probable class.", lambda right, *given: right(*given).roll(1, -1)),
 )
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline._samples")
+def samples_kept_by_their_texts(samples: Any, self: Any, given: Any) -> Any:
+    """Samples with the texts of the call before have its labels."""
+    if isinstance(given, Samples):
+        return samples(self, given)
+    texts = [sample.text for sample in given]
+    if vars(self).get("_texts") != texts:
+        vars(self).update(_texts=texts, _read=samples(self, given))
+    return vars(self)["_read"]
 
 
 @wrong_step("impl.pipeline:ClassifyPipeline.answers")

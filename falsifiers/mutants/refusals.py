@@ -75,6 +75,15 @@ def state_with_a_tensor_more(require: Any, optimiser: Any, state: Any) -> None:
     require(optimiser, {name: value for name, value in state.items() if name in known})
 
 
+@wrong_step("impl.fit:load_state")
+def state_that_cannot_be_read_passed_over(load: Any, folder: Any) -> Any:
+    """A state that is there and cannot be read is none, and the run begins anew."""
+    try:
+        return load(folder)
+    except OSError:
+        return None
+
+
 @wrong_step("impl.optimiser:AdamW._require_state")
 def state_of_any_shape(require: Any, optimiser: Any, state: Any) -> None:
     """Tensors of the right number of elements are taken in any shape."""

@@ -32,6 +32,8 @@ from blackswan.reference.table import Array
 STATE, POSITION, RUN = "state/state.safetensors", "state/state.json", "run.json"
 RANK = 80
 """The largest factors of such a rank have more than 4 KiB, so that a checksum that is not that of all of a tensor shows."""
+UNREADABLE = Path("/proc/self/mem")
+"""A regular file of Linux whose first bytes cannot be read, as on a disk that fails."""
 FREE = "save_every"
 """The setting of a pre-training run that a continuation may change."""
 TORCH = {"float32": "torch.float32", "float64": "torch.float64", "int64": "torch.int64", "int32": "torch.int32"}
@@ -67,6 +69,12 @@ def refuses_training_state(trial: Trial) -> Iterator[Comparison]:
             left = sorted(file for file, _ in content(there).items() ^ before.items() if file != ".lock")
             yield from same(f"files that {name} changes", [], left)
         yield from _beside_another(trial, problem, folder)
+        if UNREADABLE.exists():
+            shutil.copytree(folder, unread := folder.with_name("unread"))
+            (unread / STATE).unlink()
+            (unread / STATE).symlink_to(UNREADABLE)
+            ask = partial(trial.trainer.fit, problem, unread, Plan(resume=True))
+            yield trial.refuses("a state that the system cannot read", ask, "", "OSError")
         notes = folder.with_name("in use") / "last" / "notes.txt"
         notes.parent.mkdir(parents=True)
         notes.write_text("mine")

@@ -178,7 +178,10 @@ class Classifiers(Door):
 
 
 def _answered(pipeline: ClassifyPipeline, samples: list[Sample]) -> Answered:
-    """By `predict`, by the command, by `forward_only` and by `evaluate`, which shows a single text's class in its confusion."""
+    """By `predict`, by the command, by `forward_only` and by `evaluate`, which shows a single text's class in its confusion.
+
+    Each text is evaluated with another one's label before it is with its own.
+    """
     texts = [sample.text for sample in samples]
     with torch.no_grad():
         logits = pipeline.classifier(*(tensor.to(pipeline.device) for tensor in pipeline.tokens.batch(texts)))
@@ -187,7 +190,10 @@ def _answered(pipeline: ClassifyPipeline, samples: list[Sample]) -> Answered:
     passed = pipeline.forward_only(samples, probabilities=True)
     assert passed.probabilities is not None
     assert passed.predicted is not None
-    evaluations = [pipeline.evaluate([sample]) for sample in samples]
+    evaluations = []
+    for sample, other in zip(samples, [*samples[1:], *samples[:1]], strict=True):
+        pipeline.evaluate([replace(sample, label=other.label)])
+        evaluations.append(pipeline.evaluate([sample]))
     confusions = np.asarray([evaluation.confusion for evaluation in evaluations])
     shown = confusions.argmax(axis=2) % 2 if pipeline.config.multi_label else confusions.sum(axis=1).argmax(axis=1)
     probabilities = {"predict": pipeline.probabilities(texts).numpy(), "forward_only": passed.probabilities.cpu().numpy()}
