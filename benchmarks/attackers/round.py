@@ -88,7 +88,7 @@ def planted(patch: Path | None) -> Iterator[tuple[Path, str]]:
         copy = Path(folder) / "checkout"
         with tarfile.open(fileobj=BytesIO(executed(["git", "archive", "HEAD"], CHECKOUT).stdout)) as archive:
             archive.extractall(copy, filter="data")
-        author = [f"-cuser.{key}=attackers" for key in ("name", "email")]
+        author = [part for key in ("name", "email") for part in ("-c", f"user.{key}=attackers")]
         for command in (["init", "-q"], ["add", "-A"], [*author, "commit", "-q", "-m", "HEAD"]) if patch else ():
             executed(["git", *command], copy)
         applied = executed(["git", "apply", "-C1", str(patch)], copy) if patch else None
