@@ -46,6 +46,13 @@ def _turning_by(**changes: Any) -> Callable[..., Any]:
     return wrong
 
 
+@wrong_step("impl.config:DecoderConfig.rotary")
+def rotary_scaled_for_longer_texts_only(rotary: Step, self: Any) -> Any:
+    """Frequencies are scaled only where the model has more positions than before the scaling."""
+    scaling = self.rope_scaling
+    return rotary(self) if scaling and self.max_positions > scaling.original_positions else {"theta": self.theta}
+
+
 wrong_steps(
     "impl.fused.model:FusedClassifier.loss_and_gradients",
     layers_turn_unscaled=("Frequencies of the rotary embedding are not scaled.", _turning_by()),

@@ -29,9 +29,11 @@ def to_torch(value: Array) -> torch.Tensor:
 
 
 def config_of(scalars: Mapping[str, Any]) -> DecoderConfig:
-    """The decoder of those sizes and scalars, among which others may be; for any number of positions where none is given."""
+    """The decoder of those sizes and scalars, among which others may be. Where no number of positions is given, it is for any, or with
+    scaled positions for as many as there were before: the scaling holds at every length."""
     scaling = RopeScaling(**_of_fields(RopeScaling, scalars)) if scalars.get("factor", 1.0) != 1.0 else None
-    return DecoderConfig(**_of_fields(DecoderConfig, {"tied": True, "max_positions": 2**31, **scalars}), rope_scaling=scaling)
+    positions = scaling.original_positions if scaling else 2**31
+    return DecoderConfig(**_of_fields(DecoderConfig, {"tied": True, "max_positions": positions, **scalars}), rope_scaling=scaling)
 
 
 def adaptation_of(scalars: Mapping[str, Any]) -> Adaptation:
