@@ -378,6 +378,8 @@ class ClassifyPipeline:
 
 def _require_fitting(architecture: DecoderConfig, config: ClassifyConfig, tokens: Tokens) -> None:
     if tokens.vocab > architecture.vocab:
-        raise ValueError(f"{tokens.description}: the model has {architecture.vocab} embeddings, fewer than there are tokens")
+        raise ValueError(
+            f"{tokens.description}: the model has {architecture.vocab} embeddings, and ids of tokens go up to {tokens.vocab - 1}"
+        )
     if config.max_seq_len > architecture.max_positions:
         raise ValueError(f"max_seq_len is {config.max_seq_len}: the model was made for at most {architecture.max_positions} positions")

@@ -88,7 +88,7 @@ class CheckpointTokens(Tokens):
         _require_alike(settings, named, {token.content: token for token in self._tokenizer.get_added_tokens_decoder().values()})
         self.fill = _fill_id(named, self._tokenizer.token_to_id)
         self.vocab = id_count(self._tokenizer)
-        self.description = f"{path} ({self.vocab} tokens)"
+        self.description = f"{path} ({self._tokenizer.get_vocab_size()} tokens)"
 
     @functools.cached_property
     def _whole(self) -> "Tokenizer":

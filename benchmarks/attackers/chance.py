@@ -1,7 +1,7 @@
 """`python -m benchmarks.attackers random --changes 40 --seed 1`: changes of `impl` drawn at random, and which claims see them.
 
 A claim is asked about a change where it executes the changed line, the quickest claims first, on the cases of a default run on a CPU.
-Kernels, the hand-written layers, the progress line and texts of messages are not changed. A change that survives is to be read: it may be
+Kernels, the progress line and texts of messages are not changed. A change that survives is to be read: it may be
 the same program in other words, a slower one, or what no claim asks.
 """
 

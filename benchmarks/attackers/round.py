@@ -88,9 +88,10 @@ def planted(patch: Path | None) -> Iterator[tuple[Path, str]]:
         copy = Path(folder) / "checkout"
         with tarfile.open(fileobj=BytesIO(executed(["git", "archive", "HEAD"], CHECKOUT).stdout)) as archive:
             archive.extractall(copy, filter="data")
-        author = [part for key in ("name", "email") for part in ("-c", f"user.{key}=attackers")]
-        for command in (["init", "-q"], ["add", "-A"], [*author, "commit", "-q", "-m", "HEAD"]) if patch else ():
-            executed(["git", *command], copy)
+        settings = ("user.name=attackers", "user.email=attackers", "commit.gpgsign=false")
+        commit = [*(part for setting in settings for part in ("-c", setting)), "commit", "-q", "--no-verify", "-m", "HEAD"]
+        for command in (["init", "-q"], ["add", "-A"], commit) if patch else ():
+            executed(["git", *command], copy).check_returncode()
         applied = executed(["git", "apply", "-C1", str(patch)], copy) if patch else None
         yield copy, applied.stderr.decode().strip() if applied and applied.returncode else ""
 

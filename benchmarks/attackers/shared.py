@@ -27,6 +27,8 @@ def written_over(function: Callable[..., Any], arguments: tuple[Any, ...], writt
         if (id(part) if place is None else place) in taken:
             continue
         if isinstance(part, torch.Tensor):
+            if (part.dtype.itemsize == 1 and part.is_floating_point()) or 0 in part.stride():
+                continue  # torch does not write there
             part.data.copy_(part.data.logical_not() if part.dtype is torch.bool else part.data + 1)
         elif isinstance(part, np.ndarray) and part.flags.writeable:
             part[...] = ~part if part.dtype == bool else part + 1

@@ -43,8 +43,8 @@ def _wrapped(function: ast.FunctionDef, named: Sequence[str], how: str, last: st
     source = f"""
 def {function.name}():
     def _whole({", ".join(named)}): pass
-    from benchmarks.attackers import kept, shared
-    return {how}(_whole, ({"".join(f"{name}, " for name in named)}), {last})
+    from benchmarks.attackers import kept as _kept, shared as _shared
+    return _{how}(_whole, ({"".join(f"{name}, " for name in named)}), {last})
 """
     (made,) = ast.parse(source).body
     assert isinstance(made, ast.FunctionDef)

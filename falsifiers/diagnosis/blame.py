@@ -80,7 +80,7 @@ def _in_the_program(claim: Claim, case: Case, comparison: Comparison, subject: S
         return None
     why = failures_like(claim, comparison.where, named[0])
     why = why if ran else f"{why}; all functions are ranked, because when the claim was asked again {ended}"
-    differ = suspects_among(changed, claim, comparison.where, ran or None)
+    differ = suspects_among(changed, claim, comparison.where, ran)
     return Culprit(named[0], place(comparison.tensor), why, suspects=named[1:], changed=differ)
 
 

@@ -2,7 +2,8 @@
 
 import ast
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 
 from blackswan.falsifiers.diagnosis.tracing import IMPL, module_of
@@ -19,6 +20,8 @@ def changed(since: str) -> frozenset[str]:
     files += _git("ls-files", "--others", "--exclude-standard", "-z", "--", "*.py").split("\0")
     known, found = set(_git("ls-tree", "-r", "--name-only", "-z", since).split("\0")), set[str]()
     for file in filter(None, files):
+        if not (IMPL / file).is_file():  # a link that leads nowhere, such as an editor's lock
+            continue
         before = _sources(_git("show", f"{since}:./{file}")) if file in known else {}
         now = _sources((IMPL / file).read_text(encoding="utf-8"))
         found |= {f"{module_of(IMPL / file)}:{name}" for name, source in now.items() if before.get(name) != source}
@@ -31,13 +34,19 @@ def _git(*command: str) -> str:
     except OSError as error:
         raise ValueError(f"git cannot be started: {error.strerror}") from None
     if ran.returncode:
-        raise ValueError(ran.stderr.decode(errors="replace").strip().splitlines()[0])
+        said = ran.stderr.decode(errors="replace").strip() or f"git ended with {ran.returncode}"
+        raise ValueError(said.splitlines()[0])
     return ran.stdout.decode()
 
 
-def _sources(text: str) -> Mapping[str, str]:
-    """The source of every definition without its comments, by its dotted name."""
-    return {name: ast.unparse(node) for name, node in definitions(ast.parse(text))}
+def _sources(text: str) -> Mapping[str, Sequence[str]]:
+    """The sources of every definition without its comments, by its dotted name: a property has one for reading and one for writing. None of
+    a text that is no Python."""
+    found = dict[str, list[str]]()
+    with suppress(SyntaxError):
+        for name, node in definitions(ast.parse(text)):
+            found.setdefault(name, []).append(ast.unparse(node))
+    return found
 
 
 def definitions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.stmt]]:
@@ -50,5 +59,7 @@ def definitions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.stmt
                 yield from definitions(child, f"{prefix}{child.name}.")
             case ast.If() | ast.Try() | ast.With():
                 yield from definitions(child, prefix)
+            case ast.Assign(targets=[ast.Tuple(elts=names)]):
+                yield from ((f"{prefix}{name.id}", child) for name in names if isinstance(name, ast.Name))
             case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
                 yield f"{prefix}{name}", child

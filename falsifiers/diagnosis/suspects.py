@@ -104,7 +104,10 @@ def program() -> Program:
     functions, imports, kernels = dict[str, str](), dict[str, str](), set[str]()
     for path in sorted(IMPL.rglob("*.py")):
         module, text = module_of(path), path.read_text(encoding="utf-8")
-        tree = ast.parse(text)
+        try:
+            tree = ast.parse(text)
+        except SyntaxError:  # nothing can import it
+            continue
         lines = text.splitlines()
         for name, definition in definitions(tree):
             if isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -137,7 +137,7 @@ def _campaign(config: pytest.Config) -> Campaign:
 def _changed(since: str | None) -> Collection[str]:
     """What differs in `impl` from the commit; from the last one where none is named, and nothing where there is no checkout then."""
     try:
-        return changed(since or "HEAD")
+        return changed("HEAD" if since is None else since)
     except ValueError as error:
         if since is not None:
             raise ValueError(f"--since {since}: {error}; expected a commit of the checkout that holds impl") from None

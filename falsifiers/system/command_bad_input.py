@@ -249,7 +249,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "train on what validates, by a detour": ((*train, f"--validation={folder / 'base' / '..' / corpus.name}"), "--validation"),
         "train at a rate of 0": ((*train, "--epochs=1", "--batch-size=4", "--warmup-fraction=0.5"), "warmup"),
         "train on longer texts than the model's": ((*train, f"--max-seq-len={positions + 1}"), f"at most {positions} positions"),
-        "train on a token without an embedding": ((*train, f"--model={folder / 'more tokens'}"), "fewer than there are tokens"),
+        "train on a token without an embedding": ((*train, f"--model={folder / 'more tokens'}"), "ids of tokens go up to"),
         "train, resumed without a run": ((*train, "--resume"), "holds no run"),
         "train, resumed as another run": (("train", *where, f"--output={run}", "--resume", "--lora-rank=7"), "settings.lora_rank"),
         "train on a class without a text": (
