@@ -321,6 +321,13 @@ def apr_first_blocks_decoded(decoded: Step, dtype: Any, content: Any, shape: tup
 
 
 @wrong_step("impl.apr_checkpoint:_huggingface")
+def apr_body_by_itself(huggingface: Step, name: str) -> str:
+    """Names of a decoder's body alone are taken for GGUF's, so that rows of a Llama's queries and keys are put elsewhere."""
+    found = str(huggingface(name))
+    return f"model.{found}" if found.startswith(("embed_tokens.", "layers.", "norm.")) else found
+
+
+@wrong_step("impl.apr_checkpoint:_huggingface")
 def apr_layers_of_one_digit(huggingface: Step, name: str) -> str:
     """The first digit of a layer's number counts under GGUF's names."""
     parts = name.split(".")

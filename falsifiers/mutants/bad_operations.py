@@ -39,6 +39,10 @@ wrong_steps(
         "The losses of samples lie where those of the next call do.",
         _with("cross_entropy_per_sample", _in_one_buffer),
     ),
+    losses_of_labels_in_one_buffer=(
+        "The loss of several labels lies where that of the next call does.",
+        _with("bce_with_logits", _in_one_buffer),
+    ),
     embedded_in_one_buffer=("Rows of the embedding lie where those of the next call do.", _with("embedding", _in_one_buffer)),
     rotated_in_one_buffer=("Rotated heads lie where those of the next call do.", _with("rope", _in_one_buffer)),
     float64_rotated_by_float32=("Pairs in float64 are rotated in float32.", _with("rope", _in_float32)),

@@ -73,6 +73,10 @@ def _order(change: Callable[[list[Stored]], list[Stored]]) -> Damage:
     return lambda file: replace(file, tensors=change(list(file.tensors)))
 
 
+def _of_the_body(tensor: Stored) -> Stored:
+    return replace(tensor, name=tensor.name.removeprefix("model."))
+
+
 def _again(file: Image) -> Image:
     """The embedding under GGUF's name beside Hugging Face's."""
     twin = plain("token_embd.weight", np.ones((32, 16)), "F32")
@@ -152,6 +156,7 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "long name": (_order(lambda tensors: [*tensors, replace(tensors[-1], name="z" * 257)]), "name of 257"),
     "nine dimensions": (_changed(NORM, shape=(1,) * 8 + (16,)), "9 dimensions"),
     "missing tensor": (_order(lambda tensors: [each for each in tensors if each.name != NORM]), NORM),
+    "names of a body alone": (_order(lambda tensors: sorted(map(_of_the_body, tensors), key=lambda each: each.name)), "embed_tokens"),
     "foreign tensor": (_order(lambda tensors: [*tensors, replace(tensors[-1], name="z")]), "unexpected tensor 'z'"),
     "dtype 2": (_changed(NORM, code=2), f"{NORM}.*code 2"),
     "unknown dtype": (_changed(NORM, code=99), f"{NORM}.*code 99"),

@@ -64,9 +64,7 @@ def _linked(folder: Path) -> Path:
 
 
 def pieces_of(stream: Array, rng: Generator) -> list[Array]:
-    """The stream cut at random places into one to four shards, or now and then into one for each token."""
-    if rng.integers(4) == 0:
-        return np.split(stream, len(stream))
+    """The stream cut at random places into one to four shards."""
     cuts = np.unique(rng.integers(1, len(stream), rng.integers(0, 4)))
     return np.split(stream, cuts)
 
@@ -79,7 +77,8 @@ def _stream(trial: Trial) -> Iterator[tuple[Array, Tokens, int]]:
     stream = rng.permutation([*range(200), *range(vocab - 200, vocab)])[: int(rng.integers(2, 400))]
     with tempfile.TemporaryDirectory() as parent:
         dtype = str(rng.choice([*DTYPES])) if vocab <= 2**16 else "uint32"
-        folder = _linked(_renamed(write_shards(Path(parent) / "tokens", pieces_of(stream, rng), dtype), rng))
+        pieces = np.split(stream, len(stream)) if trial.seed % 4 == 0 else pieces_of(stream, rng)
+        folder = _linked(_renamed(write_shards(Path(parent) / "tokens", pieces, dtype), rng))
         batch, seq, seed = int(rng.integers(1, 6)), int(rng.integers(2, 24)), int(rng.integers(100))
         yield stream, Tokens(folder, vocab, batch, seq, seed), int(rng.integers(5))
 
@@ -88,8 +87,9 @@ def _stream(trial: Trial) -> Iterator[tuple[Array, Tokens, int]]:
 def _few_files() -> Iterator[None]:
     """Inside, this process may have few files open at once, as it may a thousand without this."""
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(usual[0], taken + MORE_FILES), usual[1]))
+    taken = {int(each.name) for each in Path("/dev/fd").iterdir()}
+    free = [number for number in range(len(taken) + MORE_FILES + 1) if number not in taken]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(usual[0], free[MORE_FILES]), usual[1]))
     try:
         yield
     finally:

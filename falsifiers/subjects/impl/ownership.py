@@ -78,8 +78,11 @@ class Ownership(Door):
             found = torch.autograd.grad(roots, [*leaves.values()], [torch.ones_like(root) for root in roots]) if roots else ()
             return outputs | {f"gradient of {name}": value for name, value in zip(leaves, found, strict=bool(roots))}
 
+        halves = {name: 0.5 * value if value.is_floating_point() else value for name, value in given.items()}
+        guards = Guards()
         try:
-            Guards()(compute, given)
+            for asked in (given, halves):  # within their bounds, while what guards ask first may be refused
+                guards(compute, asked)
         except SubjectError as error:
             return str(error)
         return ""

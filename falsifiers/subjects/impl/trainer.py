@@ -248,9 +248,9 @@ def _of_the_process(problem: Problem) -> Iterator[list[dict[str, Any]]]:
 
     torch.rand(())  # so that a generator that is seeded as before has changed, too
     found = [now()]
-    config, architecture = ClassifyConfig.from_mapping(problem.settings), config_of(problem.architecture)
-    random_tensors(architecture, config.seed), initial_trainable(architecture, Adaptation.of(config), config.seed)
     try:
+        config, architecture = ClassifyConfig.from_mapping(problem.settings), config_of(problem.architecture)
+        random_tensors(architecture, config.seed), initial_trainable(architecture, Adaptation.of(config), config.seed)
         yield found
     finally:
         found.append(now())
