@@ -157,6 +157,20 @@ def _tied_in_half(tensors: dict[str, Array], name: str) -> str:
     return "tie_word_embeddings"
 
 
+def _tied_but_for_the_last(folder: Path, rng: Generator) -> str:
+    """An output layer beside the embedding that it is said to be, of more rows than a power of two, different in the last number alone."""
+
+    def longer(tensors: dict[str, Array], name: str) -> str:
+        tensors[name] = np.concatenate([tensors[name], tensors[name][: int(rng.integers(2, 50))]])
+        config = json.loads((folder / CONFIG).read_text())
+        (folder / CONFIG).write_text(json.dumps({**config, "vocab_size": len(tensors[name])}))
+        tensors["lm_head.weight"] = tensors[name].copy()
+        tensors["lm_head.weight"][-1, -1] += 1
+        return "tie_word_embeddings"
+
+    return _weights(longer, "embed_tokens")(folder, rng)
+
+
 def _not_finite(value: float, place: int) -> Callable[[dict[str, Array], str], str]:
     def change(tensors: dict[str, Array], name: str) -> str:
         tensors[name].reshape(-1)[place] = value
@@ -175,6 +189,7 @@ CHECKPOINT_DAMAGE: dict[str, Damage] = {
     "misshapen tensor": _weights(_misshapen),
     "integer tensor": _weights(_integers),
     "tied output layer one ulp off": _weights(_nearly_tied, "embed_tokens"),
+    "tied output layer of another last number": _tied_but_for_the_last,
     "tied output layer rounded to 16 bits": _weights(_tied_in_half, "embed_tokens"),
     "encoder": _checkpoint("decoder|encoder", model_type="bert", architectures=["BertForSequenceClassification"]),
     "unknown model type": _checkpoint(model_type="mystery"),
