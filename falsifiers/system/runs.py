@@ -64,7 +64,8 @@ def steps_follow_the_reference(trial: Trial) -> Iterator[Comparison]:
     yield from _by_the_reference(trial, problem, run, most)
     yield from _as_at_the_beginning(trial, problem, run)
     yield from _as_a_fresh_one(trial, problem, run)
-    yield from _by_its_settings(trial)
+    if trial.subject.name == "impl":  # others lack 16 bits, or NF4 of such sizes, and are asked what stands above
+        yield from _by_its_settings(trial)
 
 
 def _by_its_settings(trial: Trial) -> Iterator[Comparison]:
