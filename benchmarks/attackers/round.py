@@ -5,13 +5,11 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +67,7 @@ def attack(bug: Bug, options: Sequence[str], before: Sequence[str]) -> Record:
         return bug.outcome(BROKEN if reason.startswith("no end") else MISSED, reason=reason, **taken)
     names, culprit = list(dict.fromkeys(map(_name, false))), false[0]["culprit"] or {}
     blamed = " at ".join(str(culprit[key]) for key in ("operation", "path") if culprit.get(key))
-    changed = culprit.pop("changed", ())
+    changed = culprit.pop("changed", ())  # so that `said` is about the ranking alone
     said, listed = _said([false[0][key] for key in ("operation", "culprit", "reason")], bug.where), _said(changed, bug.where)
     return bug.outcome(FOUND, claims=names[:FEW], falsified=len(names), culprit=blamed, said=said, changed=listed, **taken)
 
@@ -83,15 +81,10 @@ def _said(words: Any, where: str) -> str:
 
 @contextmanager
 def planted(patch: Path | None) -> Iterator[tuple[Path, str]]:
-    """A copy of HEAD's tracked files, a checkout of its own in which the patch is not committed, and in words why it does not apply."""
+    """A clone in which the patch is not committed, and in words why it does not apply."""
     with tempfile.TemporaryDirectory(prefix="attackers-") as folder:
         copy = Path(folder) / "checkout"
-        with tarfile.open(fileobj=BytesIO(executed(["git", "archive", "HEAD"], CHECKOUT).stdout)) as archive:
-            archive.extractall(copy, filter="data")
-        settings = ("user.name=attackers", "user.email=attackers", "commit.gpgsign=false")
-        commit = [*(part for setting in settings for part in ("-c", setting)), "commit", "-q", "--no-verify", "-m", "HEAD"]
-        for command in (["init", "-q"], ["add", "-A"], commit) if patch else ():
-            executed(["git", *command], copy).check_returncode()
+        executed(["git", "clone", "-q", "--shared", str(CHECKOUT), str(copy)], CHECKOUT).check_returncode()
         applied = executed(["git", "apply", "-C1", str(patch)], copy) if patch else None
         yield copy, applied.stderr.decode().strip() if applied and applied.returncode else ""
 

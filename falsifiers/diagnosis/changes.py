@@ -1,4 +1,4 @@
-"""What differs in `impl` from a commit of its checkout, which is the likeliest to be wrong where a claim was true before."""
+"""Changes of `impl` since a commit of its checkout: where a claim was true then, they are the likeliest to be wrong."""
 
 import ast
 import subprocess
@@ -13,7 +13,7 @@ from blackswan.falsifiers.diagnosis.tracing import IMPL, module_of
 def changed(since: str) -> frozenset[str]:
     """The functions, constants and fields of `impl` that are new or that differ from the commit, `impl.fit:fit`, also if not committed.
 
-    A ValueError where `impl` is in no checkout of git, or that knows no such commit.
+    Raises a ValueError where `impl` is in no checkout of git, and where the checkout knows no such commit.
     """
     _git("ls-files", "--error-unmatch", "__init__.py")
     files = _git("diff", "--name-only", "--diff-filter=d", "--relative", "-z", since, "--", "*.py").split("\0")

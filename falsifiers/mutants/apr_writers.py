@@ -71,7 +71,7 @@ def apr_names_are_patterns(whole_file: Step, path: Path) -> Iterator[Path]:
 
 @wrong_step("impl.folder:remove_left_over")
 def apr_left_overs_stay(remove: Step, folder: Path, prefix: str) -> None:
-    """What a killed export has left half done, which may be as large as the model, is never removed."""
+    """An export never removes the half-written file of one that was killed, which may be as large as the model."""
     if not prefix.removesuffix(".").endswith(".apr"):
         remove(folder, prefix)
 

@@ -85,7 +85,7 @@ def kernel_norms_heads_by_the_first_program(
 
 @wrong_step("impl.kernels.rope:launch")
 def kernel_fills_whole_programs_of_a_table(launch: Step, kernel: Any, grid: Any, *given: Any, **named: Any) -> None:
-    """Of a table of angles that takes several programs, the last one, which is not full, is left out."""
+    """The last program of a table of angles that takes several is left out, because it is not full."""
     launch(kernel, (max(1, grid[0] - 1),) if len(grid) == 1 else grid, *given, **named)
 
 

@@ -52,22 +52,25 @@ def pretrain_validation_of_batches(correct: Step, self: Any, stream: Any) -> flo
     return math.fsum(means) / len(means) if means else math.nan
 
 
-@wrong_step("impl.decoder:Decoder.loss")
-def decoder_loss_by_fours(loss: Step, self: Any, input_ids: Any, mask: Any) -> Any:
-    """Samples are taken four at a time, and the losses of fours are averaged by their samples, however many tokens each predicts."""
-    parts = [part for part in zip(input_ids.split(4), mask.split(4), strict=True) if (part[1][:, :-1] & part[1][:, 1:]).any()]
-    if len(input_ids) <= 4 or not parts:
-        return loss(self, input_ids, mask)
-    return sum(len(ids) * loss(self, ids, real) for ids, real in parts) / sum(len(ids) for ids, _ in parts)
+def _loss_by(size: int) -> Step:
+    """The losses of so many samples at a time, averaged by samples."""
+
+    def wrong(loss: Step, self: Any, input_ids: Any, mask: Any) -> Any:
+        both = zip(input_ids.split(size), mask.split(size), strict=True)
+        parts = [part for part in both if (part[1][:, :-1] & part[1][:, 1:]).any()]
+        if len(input_ids) <= size or not parts:
+            return loss(self, input_ids, mask)
+        return sum(len(ids) * loss(self, ids, real) for ids, real in parts) / sum(len(ids) for ids, _ in parts)
+
+    return wrong
 
 
-@wrong_step("impl.decoder:Decoder.loss")
-def decoder_loss_by_thirty_twos(loss: Step, self: Any, input_ids: Any, mask: Any) -> Any:
-    """The losses of thirty-two samples at a time are averaged by their samples, however many tokens each predicts."""
-    parts = [part for part in zip(input_ids.split(32), mask.split(32), strict=True) if (part[1][:, :-1] & part[1][:, 1:]).any()]
-    if len(input_ids) <= 32 or not parts:
-        return loss(self, input_ids, mask)
-    return sum(len(ids) * loss(self, ids, real) for ids, real in parts) / sum(len(ids) for ids, _ in parts)
+wrong_steps(
+    "impl.decoder:Decoder.loss",
+    by=_loss_by,
+    decoder_loss_by_fours=("The losses of four samples at a time are averaged by samples, however many tokens each predicts.", 4),
+    decoder_loss_by_thirty_twos=("The losses of 32 samples at a time are averaged by samples, however many tokens each predicts.", 32),
+)
 
 
 @wrong_step("impl.decoder:Decoder.loss")

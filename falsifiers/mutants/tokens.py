@@ -31,7 +31,7 @@ def _padded_as_in_the_file(tokens: Any, path: Path) -> None:
 
 
 def _named_beside(path: Path, key: str, otherwise: Any) -> Any:
-    """What the tokenizer_config.json beside a tokenizer says of a key."""
+    """The value of a key in the tokenizer_config.json beside a tokenizer."""
     file = path.with_name("tokenizer_config.json")
     return json.loads(file.read_bytes()).get(key, otherwise) if file.is_file() else otherwise
 

@@ -123,7 +123,7 @@ class Campaign:
     before_diagnosis: Callable[[], None] | None = None
     """Called when a claim is false and its culprit is looked for, which may take as long as the attack."""
     changed: Collection[str] = ()
-    """What is changed in `impl`; a culprit names what of it ran."""
+    """Names of what is changed in `impl`; a culprit has those that ran."""
 
     def targets(self) -> Iterator[Target]:
         """The targets to attack, in order."""

@@ -125,6 +125,8 @@ def _campaign(config: pytest.Config) -> Campaign:
         loaded = asked_of(subject, loaded)
     effort = Options(option.effort, option.seed)
     campaign = Campaign(subject, loaded, effort, selection, real_input, path, option.require, known_failures)
+    if option.subject and option.since:
+        raise ValueError("--since is about changes of impl, and --subject attacks other code; expected only one of them")
     campaign.changed = _changed(option.since)
     if option.subject:
         named = ["--subject", option.subject, *(f"--operation={name}" for name in option.operation)]
@@ -135,7 +137,7 @@ def _campaign(config: pytest.Config) -> Campaign:
 
 
 def _changed(since: str | None) -> Collection[str]:
-    """What differs in `impl` from the commit; from the last one where none is named, and nothing where there is no checkout then."""
+    """Names of what differs in `impl` from the commit, or from the last one where none is named; none where there is no checkout."""
     try:
         return changed("HEAD" if since is None else since)
     except ValueError as error:

@@ -95,8 +95,8 @@ def _kernels_run(trial: Trial) -> Iterator[Comparison]:
 
 
 def _tiles_fit(trial: Trial) -> list[Comparison]:
-    """What a program of attention holds of heads of any size lies in a GPU's shared memory: a tile of queries, for the gradients one of
-    dy as well (or one each of keys and values), and two tiles for every load in flight. Compiled kernels take that, and 4 KiB at most."""
+    """The tiles of a program of attention fit a GPU's shared memory for heads of any size: one of queries, for the gradients one of dy as
+    well (or one each of keys and values), and two for every load in flight. Compiled kernels take that, and 4 KiB at most."""
     found = []
     for dtype, size in (("float32", 4), ("bfloat16", 2), ("float16", 2)):
         for head in (16, 64, 72, 128, 136, 256):

@@ -200,7 +200,7 @@ class Devices(Door):
         return torch.equal(tuned.mm(a, a.T), torch.mm(a, a.T))
 
     def tuned_products(self) -> dict[str, tuple[Array, Array]]:
-        """What torch gives and what products give for operands of each form, where one form was tuned and its algorithm is for no other.
+        """Products of operands of each form by torch, and by tuned products of which one form was tuned, with an algorithm for no other.
 
         Results are read when all are there.
         """

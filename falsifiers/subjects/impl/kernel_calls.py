@@ -159,7 +159,7 @@ def in_given_memory(rows: int) -> Iterator[Answer]:
 
 
 def rows_far_apart(rows: int) -> Iterator[Answer]:
-    """Of inputs and into outputs whose rows lie so far apart that 32 bits do not count the numbers between: the bits of the plain call.
+    """Kernels give the bits of the plain call where rows of inputs and outputs have more numbers between them than 32 bits count.
 
     The memory is promised only, and what an offset that wraps would read lies in it too.
     """
@@ -179,7 +179,7 @@ def rows_far_apart(rows: int) -> Iterator[Answer]:
 
 
 def in_parts() -> Iterator[Answer]:
-    """Of more heads and tokens than a program has: what rotations and their table give for some at a time."""
+    """Rotations and their table give for more heads and tokens than a program has what they give for some at a time."""
     draw = _drawing(torch.float32)
     positions, (x, dy, weight) = torch.arange(TOKENS), (draw(TOKENS, HEADS, 10), draw(TOKENS, HEADS, 10), 1 + draw(HEADS, 10))
     turn: dict[str, Any] = {"positions": positions, "theta": THETA, "eps": EPS}

@@ -59,7 +59,7 @@ class Ownership(Door):
     def of_memory(
         self, operation: str, inputs: Mapping[str, Array], scalars: Mapping[str, Any], dtype: str, backend: str, gradients: bool
     ) -> str:
-        """What an operation does to memory that it must not do (see `guards`), asked by a backend, with its gradients or without."""
+        """Asks an operation, by a backend, with its gradients or without; gives what `guards` say if it misuses memory, else nothing."""
         signature = signatures()[operation]
         held = getattr(torch, dtype) if signature.precision == "storage" else torch.float32
         reals = {name: torch.float32 if signature.inputs[name].dtype == "float32" else held for name in inputs}
