@@ -17,6 +17,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import KernelInterface
 
 from blackswan.falsifiers.subjects.conversion import to_numpy
+from blackswan.falsifiers.subjects.guards import GuardedAllocations
 from blackswan.impl.kernels import attention, cross_entropy, nf4_dequantize, rms_norm, rope, swiglu
 
 Answer = tuple[str, Any, Any]
@@ -179,21 +180,27 @@ def rows_far_apart(rows: int) -> Iterator[Answer]:
 
 
 def in_parts() -> Iterator[Answer]:
-    """Rotations and their table give for more heads and tokens than a program has what they give for some at a time."""
-    draw = _drawing(torch.float32)
-    positions, (x, dy, weight) = torch.arange(TOKENS), (draw(TOKENS, HEADS, 10), draw(TOKENS, HEADS, 10), 1 + draw(HEADS, 10))
-    turn: dict[str, Any] = {"positions": positions, "theta": THETA, "eps": EPS}
-    parts = list(zip(*(torch.split(value, 7, dim=value.dim() - 2) for value in (x, dy, weight)), strict=True))
-    y, rstd = rope.qk_norm_rope(x, weight=weight, **turn)
-    assert rstd is not None
-    by_heads = [rope.qk_norm_rope(of_x.contiguous(), weight=of_heads, **turn) for of_x, _, of_heads in parts]
-    yield from _each("a rotation of many heads", [torch.cat(each, dim=1) for each in zip(*by_heads, strict=True)], [y, rstd])
-    back = [rope.qk_norm_rope_backward(of_dy.contiguous(), of_x.contiguous(), weight=of_heads, **turn) for of_x, of_dy, of_heads in parts]
-    for kept in (rstd, None):
-        found = rope.qk_norm_rope_backward(dy, x, weight=weight, rstd=kept, **turn)
-        yield from _each("the gradient of many heads", [torch.cat(back, dim=1)], [found])
-    tables = [rope.rope_table(part.contiguous(), THETA, 10) for part in torch.split(positions, TOKENS // 3)]
-    yield from _each("a table of many tokens", [torch.cat(tables)], [rope.rope_table(positions, THETA, 10)])
+    """Rotations and their table give for more heads and tokens than a program has what they give for some at a time.
+
+    Memory that is taken holds NaN, so that what is not written shows.
+    """
+    with GuardedAllocations():
+        draw = _drawing(torch.float32)
+        positions, (x, dy, weight) = torch.arange(TOKENS), (draw(TOKENS, HEADS, 10), draw(TOKENS, HEADS, 10), 1 + draw(HEADS, 10))
+        turn: dict[str, Any] = {"positions": positions, "theta": THETA, "eps": EPS}
+        parts = list(zip(*(torch.split(value, 7, dim=value.dim() - 2) for value in (x, dy, weight)), strict=True))
+        y, rstd = rope.qk_norm_rope(x, weight=weight, **turn)
+        assert rstd is not None
+        by_heads = [rope.qk_norm_rope(of_x.contiguous(), weight=of_heads, **turn) for of_x, _, of_heads in parts]
+        yield from _each("a rotation of many heads", [torch.cat(each, dim=1) for each in zip(*by_heads, strict=True)], [y, rstd])
+        back = [
+            rope.qk_norm_rope_backward(of_dy.contiguous(), of_x.contiguous(), weight=of_heads, **turn) for of_x, of_dy, of_heads in parts
+        ]
+        for kept in (rstd, None):
+            found = rope.qk_norm_rope_backward(dy, x, weight=weight, rstd=kept, **turn)
+            yield from _each("the gradient of many heads", [torch.cat(back, dim=1)], [found])
+        tables = [rope.rope_table(part.contiguous(), THETA, 10) for part in torch.split(positions, TOKENS // 3)]
+        yield from _each("a table of many tokens", [torch.cat(tables)], [rope.rope_table(positions, THETA, 10)])
 
 
 def programs(rows: int) -> list[tuple[str, int, int]]:
