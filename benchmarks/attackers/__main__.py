@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -63,22 +63,22 @@ def _run(chosen: list[Bug], options: argparse.Namespace, path: Path, results: di
     """Runs the patches that are due, and writes each outcome when it is there."""
     import torch
 
-    gpu, done = torch.cuda.is_available(), results["patches"]
-    due = [bug for bug in chosen if options.again or done.get(bug.path.name, {"outcome": NOT_RUN})["outcome"] == NOT_RUN]
+    gpu, known = torch.cuda.is_available(), results["patches"]
+    due = [bug for bug in chosen if options.again or known.get(bug.path.name, {"outcome": NOT_RUN})["outcome"] == NOT_RUN]
     able = [bug for bug in due if bug.device == "cpu" or gpu or options.near]
     for bug in (bug for bug in due if bug not in able):
         _write(path, results, bug, bug.outcome(NOT_RUN, reason="no CUDA device"))
-    known = {device: " ".join([commit(), device, *options.pytest]) for device in sorted({bug.device for bug in able})}
-    for device, key in known.items() if options.near is None else ():
+    keys = {device: " ".join([commit(), device, *options.pytest]) for device in sorted({bug.device for bug in able})}
+    for device, key in keys.items() if options.near is None else ():
         if key not in results["unpatched"]:
             print(f"first the checkout without a patch, on {device}", file=sys.stderr, flush=True)
             results["unpatched"][key] = false_claims(options.pytest, device)
-    asked = _near(options, results["unpatched"]) or (lambda bug: attack(bug, options.pytest, results["unpatched"][known[bug.device]]))
+    asked = _near(options, results["unpatched"]) or (lambda bug: attack(bug, options.pytest, results["unpatched"][keys[bug.device]]))
     with ThreadPoolExecutor(options.jobs) as pool:
-        outcomes = pool.map(asked, able)
-        for count, (bug, outcome) in enumerate(zip(able, outcomes, strict=True), start=1):
-            _write(path, results, bug, outcome)
-            print(f"{count}/{len(able)} {bug.path.stem}: {outcome['outcome']}", file=sys.stderr, flush=True)
+        running = {pool.submit(asked, bug): bug for bug in able}
+        for count, done in enumerate(as_completed(running), start=1):
+            _write(path, results, running[done], done.result())
+            print(f"{count}/{len(able)} {running[done].path.stem}: {done.result()['outcome']}", file=sys.stderr, flush=True)
 
 
 def _near(options: argparse.Namespace, unpatched: dict[str, list[str]]) -> Callable[[Bug], dict[str, Any]] | None:
