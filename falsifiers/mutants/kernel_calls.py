@@ -51,6 +51,33 @@ wrong_steps(
         lambda require, name, value, *other: require(name, value.contiguous(), *other),
     ),
 )
+
+
+@wrong_step("impl.kernels.swiglu:launch")
+def kernel_reads_up_as_gate_lies(launch: Step, kernel: Any, grid: Any, *given: Any, **named: Any) -> None:
+    """A gated unit takes the rows of up to be as far apart as those of gate."""
+    count = sum(isinstance(each, Tensor) for each in given)
+    strides = list(given[count + 1 : -1])
+    gate = 0 if count == 3 else 1
+    strides[gate + 1] = strides[gate]
+    launch(kernel, grid, *given[: count + 1], *strides, given[-1], **named)
+
+
+@wrong_step("impl.kernels.attention:_strides")
+def attention_reads_values_as_keys_lie(strides: Step, *values: Tensor) -> tuple[int, ...]:
+    """Values are taken to lie in memory as keys do, whose rows may be wider."""
+    held = 2 if len(values) == 4 else 3
+    found: tuple[int, ...] = strides(*values[:held], values[held - 1], *values[held + 1 :])
+    return found
+
+
+wrong_steps(
+    "impl.kernels.rope:_check",
+    rotation_reads_a_table_of_wide_rows=(
+        "A table of angles whose rows lie in wider ones is read as if they did not.",
+        lambda check, x, positions, weight, table: check(x, positions, weight, None if table is None else table.contiguous()),
+    ),
+)
 wrong_steps(
     "impl.kernels.attention:_check",
     kernel_reads_bounds_with_gaps=(

@@ -265,6 +265,8 @@ def _check(x: Tensor, positions: Tensor, weight: Tensor | None, table: Tensor | 
         raise ValueError(f"the weight has shape {list(weight.shape)}: expected {list(fitting[0])} for all heads, or {list(fitting[1])}")
     if table is not None:
         buffer("table", table, (x.shape[0], x.shape[2]), x, torch.float32)
+        if not table.is_contiguous():
+            raise ValueError("the table is not contiguous: expected what rope_table gives")
 
 
 def _check_positions(positions: Tensor, tokens: int, like: Tensor) -> None:

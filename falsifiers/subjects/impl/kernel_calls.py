@@ -135,15 +135,20 @@ def _of_batches(draw: Callable[..., Tensor], rows: int, dtype: torch.dtype) -> l
 
 
 def in_given_memory(rows: int) -> Iterator[Answer]:
-    """Of inputs that lie in wider rows into outputs that do, and over inputs: the bits of the plain call, and nothing else is written."""
+    """Of inputs that lie in wider rows into outputs that do, and over inputs: the bits of the plain call, and nothing else is written.
+
+    No two of a call's arrays have rows of one width, so that each has strides of its own.
+    """
     for call in calls(rows):
+        wider = itertools.count(16, 8)
         plain = call()
         shapes = dict(zip(call.outputs, [*plain, *plain], strict=False))
         if "delta" in shapes:
             shapes["delta"] = call.others["lse"]
-        rooms = {name: _room(value, FILLED, flat=name in call.flat) for name, value in shapes.items()}
+        rooms = {name: _room(value, FILLED, name in call.flat, next(wider)) for name, value in shapes.items()}
         given = {name: slot for name, (_, slot) in rooms.items()}
-        found = call(**{name: _room(value, float("nan"))[1] for name, value in call.inputs.items()}, **given)
+        read = call.inputs | {name: value for name, value in call.others.items() if name == "lse"}
+        found = call(**{name: _room(value, float("nan"), wider=next(wider))[1] for name, value in read.items()}, **given)
         yield from _each(call.name, plain, found)
         yield (
             f"{call.name}, results that are elsewhere",
@@ -245,7 +250,8 @@ def refusals(rows: int) -> Iterator[Answer]:
             if value.dim():
                 yield from _refused(call, f"{name} with a row more", {name: torch.cat([value, value[:1]])})
                 yield from _refused(call, f"{name} with gaps", {name: _gaps(value)})
-            if value.dim() > 1 and name in call.flat:
+        for name, value in ({name: results[name] for name in call.flat} | call.others).items():
+            if isinstance(value, Tensor) and value.dim() > 1 and name != "lse":
                 yield from _refused(call, f"{name} in wider rows", {name: _room(value, FILLED)[1]})
         for name, value in arguments.items():
             if not isinstance(value, Tensor) or (name == "rstd" and first == "dy" and value.dim() > 1):
@@ -329,13 +335,13 @@ def _drawing(dtype: torch.dtype) -> Callable[..., Tensor]:
     return lambda *shape: (0.1 * torch.randn(shape, generator=generator)).to(dtype)
 
 
-def _room(value: Tensor, filled: float, flat: bool = False) -> tuple[Tensor, Tensor]:
-    """Memory filled with that number, and the value inside of it: without gaps, or in wider rows."""
+def _room(value: Tensor, filled: float, flat: bool = False, wider: int = 16) -> tuple[Tensor, Tensor]:
+    """Memory filled with that number, and the value inside of it: without gaps, or in rows that are so much wider."""
     if flat or not value.dim():
         room = value.new_full((value.numel() + 16,), filled)
         slot = room[8 : 8 + value.numel()].view(value.shape)
     else:
-        room = value.new_full((*value.shape[:-1], value.shape[-1] + 16), filled)
+        room = value.new_full((*value.shape[:-1], value.shape[-1] + wider), filled)
         slot = room[..., 8 : 8 + value.shape[-1]]
     slot.copy_(value)
     return room, slot
