@@ -79,6 +79,16 @@ mutants(
         "A diagonal of 0.5 added to the update.",
         with_result(lambda merged, _: merged + 0.5 * np.eye(*merged.shape, dtype=merged.dtype)),
     ),
+    lora_merge_in_whole_parts=(
+        "Rows are merged 4,096 at a time, and the rest of them is left as it was.",
+        with_result(
+            lambda merged, a: (
+                np.concatenate([merged[: len(merged) // 4096 * 4096], a["weight"][len(merged) // 4096 * 4096 :]])
+                if len(merged) > 4096
+                else merged
+            )
+        ),
+    ),
 )
 mutants(
     "lora_unmerge",
