@@ -4,6 +4,9 @@ import argparse
 import json
 import math
 import os
+import resource
+import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -152,3 +155,35 @@ def held_out_loss_of_the_first_epoch(end: Any, self: Any, epoch: int) -> Any:
     """Held-out tokens are used up by the first epoch."""
     found = end(self, epoch)
     return found if epoch == 0 else replace(found, validation_loss=math.nan)
+
+
+# What a run leaves in its process
+
+
+@wrong_step("impl.training_state:write_atomically")
+def state_leaves_no_mask_of_modes(write: Any, path: Any, content: bytes) -> None:
+    """Whatever the program writes after a run can be written by everybody: the mask of modes is read by setting it to 0."""
+    write(path, content)
+    path.chmod(0o666 & ~os.umask(0))
+
+
+@wrong_step("impl.fit:_Run.train")
+def run_leaves_a_thread(train: Any, run: Any) -> Any:
+    """A thread that looks after the run goes on when it is over."""
+    threading.Thread(target=threading.Event().wait, args=(60.0,), name="watch of a run", daemon=True).start()
+    return train(run)
+
+
+@wrong_step("impl.fit:origin")
+def search_leaves_room_for_recursion(origin: Any, *given: Any) -> Any:
+    """The search for a number that is not finite lets the process recurse more deeply for good."""
+    sys.setrecursionlimit(sys.getrecursionlimit() + 1000)
+    return origin(*given)
+
+
+@wrong_step("impl.samples:_IdsOnDisk.__init__")
+def corpus_limits_open_files(init: Any, *given: Any) -> None:
+    """A corpus that is read lowers the limit of open files by one, its own."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    init(*given)

@@ -8,6 +8,7 @@ import locale
 import logging
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -66,6 +67,7 @@ def _settings() -> Iterator[tuple[str, Setting]]:
     yield "locale", (locale.setlocale(locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL))
     yield "collection of garbage", (gc.isenabled(), lambda on: gc.enable() if on else gc.disable())
     yield "handlers and level of the log", ((list(logging.root.handlers), logging.root.level), lambda _: None)
+    yield "threads that run", (sorted(each.name for each in threading.enumerate()), lambda _: None)
     yield "gradients", ((torch.is_grad_enabled(), torch.is_inference_mode_enabled()), lambda were: torch.set_grad_enabled(were[0]))
     put_back: dict[str, Callable[[Any], object]] = {
         "default dtype": torch.set_default_dtype,

@@ -3,7 +3,9 @@
 import os
 import pickle
 import random
+import resource
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ import torch
 SIGNALS = tuple(sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
 OF_TORCH = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_MODULE_LOADING")
 """Variables that torch sets when its compiler is first imported, and when it first uses a GPU."""
+LIMITS = tuple(name for name in dir(resource) if name.startswith("RLIMIT_"))
 Setting = tuple[Any, Callable[[Any], object]]
 """A value, and what puts it back."""
 
@@ -66,6 +69,9 @@ def process_settings() -> dict[str, Setting]:
     return {
         **{f"handler of signal {each}": (signal.getsignal(each), partial(signal.signal, each)) for each in SIGNALS if here},
         "working directory": (_here(), os.chdir),
+        "mask of new files' modes": (_umask(), os.umask),
+        "limits of resources": ({name: resource.getrlimit(getattr(resource, name)) for name in LIMITS}, _put_back_limits),
+        "limit of recursion": (sys.getrecursionlimit(), sys.setrecursionlimit),
         "environment": ({name: value for name, value in os.environ.items() if name not in OF_TORCH}, _put_back_environment),
         "answers of NumPy to errors": (np.geterr(), lambda were: np.seterr(**were)),
     }
@@ -85,6 +91,17 @@ def difference(before: Any, after: Any) -> str:
         changed = sorted(str(key) for key in before.keys() | after.keys() if before.get(key) != after.get(key))
         return f"others at {', '.join(changed)}"
     return f"{before!r:.120} became {after!r:.120}"
+
+
+def _umask() -> int:
+    """The one of the process, which can only be read by setting another one."""
+    os.umask(found := os.umask(0o077))
+    return found
+
+
+def _put_back_limits(before: dict[str, tuple[int, int]]) -> None:
+    for name, limit in before.items():
+        resource.setrlimit(getattr(resource, name), limit)
 
 
 def _put_back_environment(before: dict[str, str]) -> None:
