@@ -157,7 +157,7 @@ def held_out_loss_of_the_first_epoch(end: Any, self: Any, epoch: int) -> Any:
     return found if epoch == 0 else replace(found, validation_loss=math.nan)
 
 
-# What a run leaves in its process
+# What a run leaves in its process, and on a full disk
 
 
 @wrong_step("impl.training_state:write_atomically")
@@ -187,3 +187,13 @@ def corpus_limits_open_files(init: Any, *given: Any) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
     init(*given)
+
+
+@wrong_step("impl.fit:save_state")
+def run_goes_on_without_its_state(save: Any, folder: Any, progress: Any, tensors: Any) -> None:
+    """A state that cannot be written is passed over where more of them are to come, so that a kill takes all steps since."""
+    try:
+        save(folder, progress, tensors)
+    except OSError:
+        if progress.step == 0 or progress.finished:
+            raise

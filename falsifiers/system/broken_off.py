@@ -74,7 +74,9 @@ def broken_off_commands_say_so(trial: Trial) -> Iterator[Comparison]:
             yield from same(f"files that {name} leaves after Ctrl-C", sorted(before), sorted(content(problem.folder)))
         pretrain = ("pretrain", f"--model={problem.base}", f"--tokens={tokens}", "--seq=6", "--batch=2", "--save-every=1", "--epochs=2")
         at = 2 * int(rng.integers(1, 5)) + 1  # the flush of a state's content; that of its name is the next one
-        yield from _full(trial, "train", problem.folder / "a full disk", at, train, of_train)
+        yield from _full(trial, "train", full := problem.folder / "a full disk", at, train, of_train)
+        made = len(metrics(full)) if (full / METRICS).exists() else 0
+        yield from same("steps of a run whose state has no room, up to that state", at // 2 - 1, made)
         yield from _full(trial, "pretrain", problem.folder / "another full disk", int(rng.integers(1, 6)), pretrain, of_pretrain)
         yield from _metrics_without_room(trial, train, run, problem.folder / "no room for a line")
         yield from _told_how_to_go_on(trial, train, run, rng)
