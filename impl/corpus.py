@@ -2,6 +2,7 @@
 
 import math
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -95,14 +96,14 @@ def lines_of(file: IO[bytes], name: str) -> Iterator[bytes]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """The lines of a corpus, while it stays as it is."""
-    if not path.is_file():
+    """The lines of a corpus, while it stays as it is; a pipe that has a name, as a shell's `<(…)` has one, may grow."""
+    if path.is_dir() or not path.exists():
         raise FileNotFoundError(f"{path}: no such file; expected a corpus in JSONL")
     with path.open("rb") as file:
         before = os.fstat(file.fileno())
         yield from lines_of(file, str(path))
         after = os.fstat(file.fileno())
-    if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+    if stat.S_ISREG(before.st_mode) and (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
         raise ValueError(f"{path}: changed while it was read; wait until it is written, and start again")
 
 

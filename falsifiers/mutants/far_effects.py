@@ -9,8 +9,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -197,3 +199,18 @@ def run_goes_on_without_its_state(save: Any, folder: Any, progress: Any, tensors
     except OSError:
         if progress.step == 0 or progress.finished:
             raise
+
+
+@wrong_step("impl.samples:_IdsOnDisk.__init__")
+def tokens_beside_their_corpus(init: Any, ids: Any, corpus: Path) -> None:
+    """The temporary file of a corpus's tokens is beside the corpus, where perhaps nothing can be written."""
+    with mock.patch("tempfile.tempdir", str(corpus.parent)):
+        init(ids, corpus)
+
+
+@wrong_step("impl.corpus:_lines")
+def corpora_are_files(lines: Any, path: Path) -> Any:
+    """A corpus that comes from a pipe by its name is said not to be there."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; expected a corpus in JSONL")
+    return lines(path)

@@ -370,7 +370,7 @@ def texts_by_every_door(trial: Trial) -> Iterator[Comparison]:
             yield from (replace(each, tensor=f"{door}: {each.tensor}") for each in _probable(trial, "every line", wanted, shown))
             bits = np.asarray([line["probabilities"] for line in shown[: len(batch)]], first.dtype)
             yield from same(f"{door}: probabilities of the first batch, bit for bit the library's", first, bits)
-        yield from _read_once(trial, run, content, _without_labels(problem, texts))
+        yield from _read_once(trial, run, content, _without_labels(problem, texts), problem.folder / "texts.jsonl")
         (problem.folder / "empty").write_bytes(b"")
         for option in ("--input", "--corpus"):
             said = trial.commands.run("predict", f"--adapter={run}", f"{option}={problem.folder / 'empty'}")
@@ -386,14 +386,19 @@ def texts_by_every_door(trial: Trial) -> Iterator[Comparison]:
     yield from same("library: classes", wanted.classes.tolist(), opened.classes.tolist())
 
 
-def _read_once(trial: Trial, run: Path, content: bytes, corpus: Path) -> Iterator[Comparison]:
-    """Lines of a pipe that has a name, which can be read only once, have the answers of a file's, and so have those of a corpus."""
-    asked = ("predict", f"--adapter={run}")
-    for option, written, file in (("input", content, "-"), ("corpus", corpus.read_bytes(), corpus)):
+def _read_once(trial: Trial, run: Path, content: bytes, corpus: Path, labelled: Path) -> Iterator[Comparison]:
+    """Lines of a pipe that has a name, which can be read only once, have the answers of a file's, and so have those of a corpus.
+
+    Nothing can be written beside a pipe.
+    """
+    pipes = [("predict", "--input", content, "-")]
+    pipes += [(command, "--corpus", file.read_bytes(), str(file)) for command, file in (("predict", corpus), ("evaluate", labelled))]
+    for command, option, written, file in pipes:
+        asked = (command, f"--adapter={run}")
         with piped(written) as name:
-            said = trial.commands.run(*asked, f"--{option}={name}")
-        expected = trial.commands.run(*asked, f"--{option}={file}", stdin=content).out
-        yield from same(f"answers to a pipe by name <{option}>", expected, said.out)
+            said = trial.commands.run(*asked, f"{option}={name}")
+        expected = trial.commands.run(*asked, f"{option}={file}", stdin=content).out
+        yield from same(f"what {command} says of a pipe by name <{option}>", expected, said.out)
 
 
 def _without_labels(problem: Small, texts: Sequence[str]) -> Path:
