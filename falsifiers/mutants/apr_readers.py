@@ -133,3 +133,9 @@ def apr_checksum_of_small_files(require: Any, self: Any) -> None:
     """The checksum of a file of more than a MiB is not compared."""
     if self.end <= 2**20:
         require(self)
+
+
+@wrong_step("impl.apr_checkpoint:_by_name")
+def apr_frequency_factors_ignored(by_name: Step, file: Any) -> Any:
+    """The factors by which GGUF scales the rotary frequencies are passed over, and the angles are those of a model without them."""
+    return {name: entry for name, entry in by_name(file).items() if not name.startswith("rope_f")}

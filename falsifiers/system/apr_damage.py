@@ -25,6 +25,8 @@ NORM, UP = "model.norm.weight", "model.layers.0.mlp.up_proj.weight"
 MEMORY = 2**29
 """Bytes of address space that a refusal may take: far below what the files promise, and above the libraries' own reserves."""
 CUTS, FLIPS = 60, 120
+COMPUTED_WITH = ("rope_freqs.weight", "rope_factors_long.weight", "blk.0.attn_sinks.weight")
+"""GGUF's names of what other programs compute with and this decoder has no place for; the first one scales Llama 3.1's frequencies."""
 Damage = Callable[[Image], Image]
 
 
@@ -81,6 +83,11 @@ def _again(file: Image) -> Image:
     """The embedding under GGUF's name beside Hugging Face's."""
     twin = plain("token_embd.weight", np.ones((32, 16)), "F32")
     return image(_object(file), [*file.tensors, twin])
+
+
+def _beside(name: str) -> Damage:
+    """A tensor beside those of the architecture."""
+    return lambda file: image(_object(file), [*file.tensors, plain(name, np.full(4, 8.0), "F32")])
 
 
 def _own(dtype: str, name: str = "__training__.z", shape: tuple[int, ...] = (1,)) -> Damage:
@@ -158,6 +165,7 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "missing tensor": (_order(lambda tensors: [each for each in tensors if each.name != NORM]), NORM),
     "names of a body alone": (_order(lambda tensors: sorted(map(_of_the_body, tensors), key=lambda each: each.name)), "embed_tokens"),
     "foreign tensor": (_order(lambda tensors: [*tensors, replace(tensors[-1], name="z")]), "unexpected tensor 'z'"),
+    **{f"{name} of GGUF": (_beside(name), f"unexpected tensor '{name}'") for name in COMPUTED_WITH},
     "dtype 2": (_changed(NORM, code=2), f"{NORM}.*code 2"),
     "unknown dtype": (_changed(NORM, code=99), f"{NORM}.*code 99"),
     **{
