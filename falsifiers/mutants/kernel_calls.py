@@ -239,6 +239,27 @@ class _SumAlone(torch.autograd.Function):
 
 
 @wrong_step("impl.kernels.functions:OPERATIONS")
+def stand_in_scales_what_it_keeps(operations: dict[str, Step]) -> dict[str, Step]:
+    """The gradient that a kernel of the loss keeps is scaled where it lies, and on the way back again scaled once more."""
+    right = operations["weighted_cross_entropy"]
+    return {**operations, "weighted_cross_entropy": lambda logits, **given: _Kept.apply(logits, given, right)}  # type: ignore[no-untyped-call]
+
+
+class _Kept(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, given: dict[str, Any], loss: Step) -> Tensor:
+        with torch.enable_grad():
+            leaf = logits.detach().requires_grad_()
+            y: Tensor = loss(leaf, **given)
+            (ctx.gradient,) = torch.autograd.grad(y, leaf)
+        return y.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *dy: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.gradient.mul_(dy[0]), None, None
+
+
+@wrong_step("impl.kernels.functions:OPERATIONS")
 def stand_in_differentiated_twice(operations: dict[str, Step]) -> dict[str, Step]:
     """A second derivative of the rotation by kernels is silently zero."""
     return {**operations, "rope": lambda x, **given: _Once.apply(x, given, operations["rope"])}  # type: ignore[no-untyped-call]  # torch
