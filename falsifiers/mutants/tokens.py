@@ -220,6 +220,14 @@ def tokens_fill_of_the_last_reader(init: Step, self: Any, *given: Any) -> None:
 
 
 @wrong_step("impl.tokens:read_tokenizer")
+def special_tokens_in_texts_split(read: Step, path: Path) -> Any:
+    """A special token that a text names is split as if it were any text."""
+    found = read(path)
+    found.encode_special_tokens = True
+    return found
+
+
+@wrong_step("impl.tokens:read_tokenizer")
 def tokenizer_with_dropout_of_zero_refused(read: Step, path: Path) -> Any:
     """A dropout of 0 is refused as if it left out merges."""
     found = read(path)

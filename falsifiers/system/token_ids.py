@@ -53,6 +53,8 @@ NAMED: tuple[tuple[dict[str, Any] | None, int], ...] = (
     ),
 )
 """What tokenizer_config.json names, where there is one, and the id that pads and that an empty text is."""
+SPECIAL = f"{EOS}rm {BOS}{EOS}"
+"""A text that names special tokens, which are tokens there too."""
 VERY_LONG = "}" * 70_000
 """A text of more tokens than 16 bits count."""
 
@@ -110,7 +112,7 @@ def tokens_are_the_tokenizers_own(trial: Trial) -> Iterator[Comparison]:
 
 
 def _own_tokens(rng: Generator, trial: Trial, variant: int) -> list[Comparison]:
-    with written(rng, multi_label=False) as corpus, _tokenizer(rng, variant) as (folder, encode, around, fill):
+    with written(rng, multi_label=False, also=[SPECIAL]) as corpus, _tokenizer(rng, variant) as (folder, encode, around, fill):
         limit = _limit(rng, around)
         found, again = (trial.corpora.read(corpus.file, Tokenizing(folder, limit)) for _ in range(2))
         rows = [_kept(encode(text), limit, around, fill) for text in corpus.texts]
