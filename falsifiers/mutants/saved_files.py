@@ -138,6 +138,10 @@ wrong_steps(
         "The base of an adapter that gives it an empty name is the folder where the command is.",
         lambda named, path: Path() if json.loads(path.read_bytes()).get("base_model_name_or_path") == "" else named(path),
     ),
+    base_looked_for_in_the_adapter=(
+        "A base that is not named from the root is looked for in the adapter's folder.",
+        lambda named, path: None if (found := named(path)) is None else path.parent / found,
+    ),
 )
 wrong_steps(
     "impl.saved:load_adapter",

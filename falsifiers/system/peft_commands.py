@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import chdir
 from dataclasses import replace
 
 import numpy as np
@@ -21,16 +22,16 @@ def adapters_without_settings_serve(trial: Trial) -> Iterator[Comparison]:
 
     Other adapters in its folder, which are named like those of a run, are not asked.
 
-    Classes, rank, alpha and targets are its own, and it pools the last token; the base is the one that it names, whose weights are not
-    quantised. It is merged into the same weights, and the merged model answers alike.
+    Classes, rank, alpha and targets are its own, and it pools the last token; the base is the one that it names, from where the command is,
+    whose weights are not quantised. It is merged into the same weights, and the merged model answers alike.
     """
     rng = trial.rng("of PEFT")
-    with small(trial, "of PEFT", {"multi_label": False, "pooling": "last", "num_classes": int(rng.integers(3, 6))}) as problem:
+    with small(trial, "of PEFT", {"multi_label": False, "pooling": "last", "num_classes": int(rng.integers(3, 6))}) as problem, chdir(problem.folder):
         texts = [text for text in texts_of(rng, 9) if len(tokenizer().encode(text).ids) < 9]
         labels = problem.labels(rng, len(texts))
         trainable = {**problem.model.trainable, "score.bias": np.zeros(problem.classes, np.float32)}
         model = replace(problem.model, trainable=trainable)
-        theirs = model.write_peft(problem.folder / "theirs", head_bias=False, base_model_name_or_path=str(problem.base))
+        theirs = model.write_peft(problem.folder / "theirs", head_bias=False, base_model_name_or_path=problem.base.name)
         for part in ("best", "last"):
             replace(model, trainable={name: -value for name, value in trainable.items()}).write_peft(theirs / part)
         whole, merged = model.write_peft(problem.folder / "whole"), problem.folder / "merged"
