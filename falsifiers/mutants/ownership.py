@@ -71,6 +71,13 @@ def gradients_are_given_out_in_one_vector(vector: Any, self: Any) -> Any:
     return vars(self).setdefault("_given", found).copy_(found)
 
 
+@wrong_step("impl.pipeline:ClassifyPipeline.answers")
+def answers_of_texts_are_for_reading(answers: Any, self: Any, *given: Any) -> Any:
+    """What texts are answered with is computed in torch's inference mode, and cannot be worked with where gradients are kept."""
+    with torch.inference_mode():
+        return answers(self, *given)
+
+
 @wrong_step("impl.trainer:Trainer.forward_only")
 def answers_are_given_out_in_one_array(forward: Any, self: Any, *given: Any, **named: Any) -> Any:
     """The probabilities of an evaluation lie where those of the evaluation before do, if they are as many."""

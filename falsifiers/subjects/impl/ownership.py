@@ -207,9 +207,11 @@ def _pipeline(work: Workload, held: Tensors, place: torch.device) -> Used:
     config, tokens = ClassifyConfig.from_mapping(settings), ByteTokens(work.seq)
     made = ClassifyPipeline(config_of(work.scalars), config, _plain(held, BASE), _plain(held), tokens, device=place)
     _give_out(held, dict(enumerate(tokens.batch(["one", "a"]))))
+    _give_out(held, {"probabilities": made.probabilities(["one", "a"])})
 
     def used() -> Mapping[str, Tensor]:
         tokens.batch(["b", "two"])
+        made.probabilities(["b", "two"])
         return _stepped(made.trainer, held)
 
     return used
