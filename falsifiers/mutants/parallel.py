@@ -276,3 +276,10 @@ def parallel_steps_on_no_sample(mean: Any, trainer: Any) -> Any:
             raise
         vector = trainer.optimiser.exp_avg.new_zeros(len(trainer.optimiser.exp_avg))
         return MicroResult(1, vector.sum(), vector.sum().long(), vector)
+
+
+wrong_step(
+    "impl.fit:_Run._identity",
+    name="parallel_resumes_with_as_many_alone",
+    doc="A run goes on with as many workers as it began with, and with another number it is refused.",
+)(lambda identity, run: identity(run) | {"workers": run.group.size})

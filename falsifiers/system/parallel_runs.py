@@ -47,7 +47,7 @@ def killed_run_resumes(trial: Trial) -> list[Comparison]:
     other one for that reason; the run is resumed and ends.
 
     Against a run that was not interrupted: every tensor on every worker, and the samples of every step that counts. In that run every
-    epoch takes each sample once; at most the steps since the last state are made again.
+    epoch takes each sample once; at most the steps since the last state are made again. So it is where one worker alone goes on.
     """
     problem, plan = _problem(trial), Plan(processes=WORKERS, save_every=SAVE_EVERY)
     with tempfile.TemporaryDirectory() as parent:
@@ -56,7 +56,9 @@ def killed_run_resumes(trial: Trial) -> list[Comparison]:
             return failed
         kill, folder = _kill(trial, whole), Path(parent) / "killed"
         killed = trial.trainer.fit(problem, folder, replace(plan, kill=kill))
+        alone = shutil.copytree(folder, Path(parent) / "alone")
         resumed = trial.trainer.fit(problem, folder, replace(plan, resume=True))
+        by_one = trial.trainer.fit(problem, alone, replace(plan, resume=True, processes=0))
     found = _failures(f"run resumed after {kill}", resumed)
     for rank, each in enumerate(killed.ranks):
         end = f"WorkerLost: rank {rank} of {WORKERS} lost" if rank != kill.rank else "KeyboardInterrupt" if kill.interrupt else KILLED
@@ -65,6 +67,7 @@ def killed_run_resumes(trial: Trial) -> list[Comparison]:
     return found or [
         *_epochs_are_complete(whole, len(problem.training)),
         *_same_samples(whole, killed, resumed),
+        *_same_samples(whole, killed, by_one),
         *_same_end(whole, resumed),
     ]
 

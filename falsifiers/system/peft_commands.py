@@ -26,7 +26,10 @@ def adapters_without_settings_serve(trial: Trial) -> Iterator[Comparison]:
     whose weights are not quantised. It is merged into the same weights, and the merged model answers alike.
     """
     rng = trial.rng("of PEFT")
-    with small(trial, "of PEFT", {"multi_label": False, "pooling": "last", "num_classes": int(rng.integers(3, 6))}) as problem, chdir(problem.folder):
+    with (
+        small(trial, "of PEFT", {"multi_label": False, "pooling": "last", "num_classes": int(rng.integers(3, 6))}) as problem,
+        chdir(problem.folder),
+    ):
         texts = [text for text in texts_of(rng, 9) if len(tokenizer().encode(text).ids) < 9]
         labels = problem.labels(rng, len(texts))
         trainable = {**problem.model.trainable, "score.bias": np.zeros(problem.classes, np.float32)}
