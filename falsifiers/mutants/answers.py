@@ -93,6 +93,18 @@ def command_answers_in_reverse(predictions: Step, pipeline: Any, texts: Any) -> 
     return reversed(list(predictions(pipeline, texts)))
 
 
+@wrong_step("impl.projection:call")
+def updates_merged_where_nothing_is_trained(call: Step, path: Any, operation: Any, **given: Any) -> Any:
+    """Without gradients the update is added to the weight first, and rounded with it."""
+    import torch
+
+    if operation != "lora_linear" or torch.is_grad_enabled():
+        return call(path, operation, **given)
+    lora_a, lora_b, alpha = (given.pop(name) for name in ("lora_a", "lora_b", "alpha"))
+    update = alpha / lora_a.shape[0] * (lora_b @ lora_a)
+    return call(path, "linear", **{**given, "weight": (given["weight"] + update).to(given["weight"].dtype)})
+
+
 def _other(**values: Any) -> Step:
     """Settings with other values than the published ones."""
     return lambda right, *given: replace(right(*given), **values)

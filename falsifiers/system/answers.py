@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 
 from blackswan.falsifiers.data import CHECKPOINT
-from blackswan.falsifiers.numeric.comparison import Comparison, value_at_most
+from blackswan.falsifiers.numeric.comparison import Comparison, compare_exactly, value_at_most
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
 from blackswan.falsifiers.subjects.doors.devices import Answered
@@ -22,7 +22,7 @@ def probabilities_are_of_the_logits(trial: Trial) -> Iterator[Comparison]:
     """Every answer's probabilities are softmax, or with several labels sigmoid, of the logits that the same model gives for the text.
 
     The answered class has the largest of them, an answered label one above a half, and the loss of an evaluation is minus the logarithm
-    of the label's. The update and the head are drawn, so that the logits differ by one or two, and there are several batches of texts.
+    of the label's. Logits are the same without gradients as in training, bit for bit. The update and the head are drawn, so that the logits differ by one or two, and there are several batches of texts.
     """
     rng, several = trial.rng("answers"), trial.seed % 2 == 1
     settings = _settings(rng, several, nf4=trial.seed % 4 >= 2)
@@ -34,11 +34,17 @@ def probabilities_are_of_the_logits(trial: Trial) -> Iterator[Comparison]:
         name: value if "lora_A" in name else rng.normal(size=value.shape).astype(np.float32) * 0.1 for name, value in fresh.items()
     }
     answers = trial.classifiers.answers(CHECKPOINT, settings, trainable, texts, labels)
+    yield from (each for model, answered in answers.items() for each in _as_in_training(model, answered))
     yield from (found for model, answered in answers.items() for found in _judged(trial, model, answered, np.asarray(labels), several))
     narrow = trial.classifiers.answers(
         CHECKPOINT, {**settings, "quantize_nf4": False, "dtype": "bfloat16"}, trainable, texts[:3], labels[:3]
     )
+    yield from (each for model, answered in narrow.items() for each in _as_in_training(f"{model} in bfloat16", answered))
     yield from (each for model, answered in narrow.items() for each in _wide(model, answered))
+
+
+def _as_in_training(model: str, answered: Answered) -> Iterator[Comparison]:
+    yield compare_exactly(f"{model}: logits without gradients", answered.logits_in_training, answered.logits)
 
 
 def _wide(model: str, answered: Answered) -> Iterator[Comparison]:

@@ -183,8 +183,10 @@ def _answered(pipeline: ClassifyPipeline, samples: list[Sample]) -> Answered:
     Each text is evaluated with another one's label before it is with its own.
     """
     texts = [sample.text for sample in samples]
+    tokens = [tensor.to(pipeline.device) for tensor in pipeline.tokens.batch(texts)]
+    in_training = pipeline.classifier(*tokens).detach()
     with torch.no_grad():
-        logits = pipeline.classifier(*(tensor.to(pipeline.device) for tensor in pipeline.tokens.batch(texts)))
+        logits = pipeline.classifier(*tokens)
     name = "labels" if pipeline.config.multi_label else "label"
     lines = [json.loads(line) for line in predict_command.predictions(pipeline, texts)]
     passed = pipeline.forward_only(samples, probabilities=True)
@@ -199,7 +201,8 @@ def _answered(pipeline: ClassifyPipeline, samples: list[Sample]) -> Answered:
     probabilities = {"predict": pipeline.probabilities(texts).numpy(), "forward_only": passed.probabilities.cpu().numpy()}
     classes = {"predict": np.asarray(pipeline.predict(texts)), "forward_only": passed.predicted.cpu().numpy(), "evaluate": shown}
     probabilities["command"], classes["command"] = (np.asarray([line[key] for line in lines]) for key in ("probabilities", name))
-    return Answered(logits.float().cpu().numpy(), probabilities, classes, np.asarray([evaluation.loss for evaluation in evaluations]))
+    losses = np.asarray([evaluation.loss for evaluation in evaluations])
+    return Answered(logits.float().cpu().numpy(), in_training.float().cpu().numpy(), probabilities, classes, losses)
 
 
 @cache
