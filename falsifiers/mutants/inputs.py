@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -249,3 +250,19 @@ def _beside_others(write: Step, path: Path, *given: Any) -> Any:
 
 wrong_steps("impl.folder:_partial", models_in_folders_that_are_there=("A model's folder is not made with those above it.", _beside_others))
 wrong_steps("impl.folder:sole_writer", runs_in_folders_that_are_there=("A run's folder is not made with those above it.", _beside_others))
+
+
+class _Lasting:
+    """`warnings` whose filters and way of showing hold beyond the block that changed them."""
+
+    def __getattr__(self, name: str) -> Any:
+        return nullcontext if name == "catch_warnings" else getattr(warnings, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(warnings, name, value)
+
+
+wrong_steps(
+    "impl.__main__:warnings",
+    warnings_changed_for_good=("Warnings are shown as a command shows them after it has ended.", lambda _: _Lasting()),
+)

@@ -299,7 +299,10 @@ class _Asked:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a subject that warns has not left the claim, whatever pytest makes of warnings
+                before = _of_warnings()
                 answer = question()
+                if before != _of_warnings():
+                    raise SubjectError("left other filters of warnings, or another way of showing them")
         except (Lacks, SubjectError):
             raise
         except Exception as error:  # whatever a subject raises, where it had to answer, is a finding about the subject
@@ -312,6 +315,12 @@ class _Asked:
                 index = tuple(int(i) for i in np.argwhere(~np.isfinite(value))[0])
                 raise NotFiniteError(name, index, float(value[index]))
         return answer
+
+
+def _of_warnings() -> tuple[Any, ...]:
+    """What is done with everybody's warnings: how they are shown, and the filters but for those of one module or message, which libraries
+    add when they are imported."""
+    return warnings.showwarning, [each for each in warnings.filters if each[1] is None and each[3] is None]
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, Array]]:
