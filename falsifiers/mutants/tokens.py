@@ -234,3 +234,10 @@ def tokenizer_with_dropout_of_zero_refused(read: Step, path: Path) -> Any:
     if getattr(found.model, "dropout", None) is not None:
         raise ValueError(f"{path}: dropout is given; expected null")
     return found
+
+
+@wrong_step("impl.tokens:_settings")
+def tokens_fill_of_an_older_file(settings: Callable[[Path], dict[str, Any]], path: Path) -> dict[str, Any]:
+    """special_tokens_map.json comes before tokenizer_config.json."""
+    older = path.with_name("special_tokens_map.json")
+    return {**settings(path), **(settings(older) if older.is_file() else {})}

@@ -86,6 +86,9 @@ def _tokenizer(rng: Generator, variant: int | None = None) -> Iterator[tuple[Pat
         named, fill = NAMED[int(rng.integers(len(NAMED)))]
         if named is not None:
             (Path(folder) / "tokenizer_config.json").write_text(json.dumps(named))
+            if named.keys() & {"pad_token", "eos_token"}:  # an older file, which says otherwise, does not count
+                older = {"pad_token": "<pad>" if fill else EOS, "eos_token": "<pad>"}
+                (Path(folder) / "special_tokens_map.json").write_text(json.dumps(older))
         before, behind = ([own[name] for name in names] for names in (opening, closing))
         yield Path(folder), lambda text: [*before, *plain.encode(text).ids, *behind], (len(before), len(behind)), fill
 
