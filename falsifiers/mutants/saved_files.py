@@ -306,3 +306,8 @@ wrong_steps(
     "impl.saved:RopeScaling",
     random_weights_without_scaling=("What was trained on random weights is opened without its rotary scaling.", lambda *_, **__: None),
 )
+
+
+wrong_step(
+    "impl.classifier:targets_named", name="targets_in_the_order_of_letters", doc="blackswan.json names projections in alphabetical order."
+)(lambda named, modules: ",".join(sorted(named(modules).split(","))))

@@ -93,6 +93,7 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
         stored, config = load_file(folder / "adapter" / ADAPTER_WEIGHTS), read_json(folder / "adapter" / ADAPTER_CONFIG)
         prepared = [each for part in ("adapter", *["merged"] * merged) for each in _prepared(trial, model, folder / part)]
         metadata = has_pt_metadata(folder / "adapter" / ADAPTER_WEIGHTS) + _checksums(folder, merged)
+        lora = read_json(folder / "adapter" / BESIDE)["lora"]
         modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (folder / "adapter", *(folder / "adapter").iterdir())}
     said = {
         "peft_type": "LORA",
@@ -110,7 +111,9 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
     config["target_modules"] = sorted(config.get("target_modules") or [])
     tensors = same_tensors({PREFIX + name: value for name, value in model.trainable.items()}, stored)
     readable = same("modes of folder and files", dict.fromkeys(modes, oct(0o644)) | {"adapter": oct(0o755)}, modes)
-    return same_keys(ADAPTER_CONFIG, said, config) + tensors + metadata + readable + prepared
+    named = model.scalars["targets"].replace("+", ",")  # in the order of a block, by which adapters were always saved
+    own = same(f"updates in {BESIDE}", {**{name: model.scalars[name] for name in ("rank", "alpha")}, "targets": named}, lora)
+    return same_keys(ADAPTER_CONFIG, said, config) + tensors + metadata + readable + own + prepared
 
 
 def drawn_dtypes(rng: Generator, model: Model) -> dict[str, np.dtype[Any]]:
