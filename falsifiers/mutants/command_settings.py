@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -283,3 +284,10 @@ def opened_settings_of_steps_by_default(right: Any, *given: Any) -> Any:
 def runs_at_the_rate_of_small_models(resolve: Any, size: int, *sources: Any) -> Any:
     """A run, whose settings come from a file and options, has the learning rate of a model of few parameters."""
     return resolve(min(size, 13 * 10**9) if len(sources) > 1 else size, *sources)
+
+
+@wrong_step("impl.settings:read_file")
+def settings_of_any_number_of_digits(read: Any, path: Any) -> Any:
+    """The whole process reads integers of any number of digits from then on."""
+    sys.set_int_max_str_digits(0)
+    return read(path)

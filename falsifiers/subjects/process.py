@@ -6,6 +6,7 @@ A setting that was changed is put back where that can be, so that what is asked 
 import gc
 import locale
 import logging
+import os
 import sys
 import tempfile
 import threading
@@ -64,6 +65,8 @@ def _settings() -> Iterator[tuple[str, Setting]]:
             yield from ((f"{module}.{name}", (getattr(loaded, name), partial(setattr, loaded, name))) for name in names)
     yield "hook of uncaught errors", (sys.excepthook, partial(setattr, sys, "excepthook"))
     yield "output and error stream", ((sys.stdout, sys.stderr), _put_back_streams)
+    os.umask(mask := os.umask(0o077))  # which nothing but setting it tells
+    yield "mode of new files", (mask, os.umask)
     yield "locale", (locale.setlocale(locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL))
     yield "collection of garbage", (gc.isenabled(), lambda on: gc.enable() if on else gc.disable())
     yield "handlers and level of the log", ((list(logging.root.handlers), logging.root.level), lambda _: None)
