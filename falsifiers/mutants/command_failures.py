@@ -225,3 +225,9 @@ wrong_step("impl.__main__:_parsed", name="words_passed_over", doc="Words that ar
 wrong_step(
     "impl.agreement:_RAISED_ELSEWHERE", name="shared_errors_are_general", doc="Workers raise the most general kind of another's error."
 )(lambda kinds: (OSError, ValueError, *kinds))
+
+
+@wrong_step("impl.pipeline:_require_fitting")
+def positions_all_but_one(fitting: Any, architecture: Any, config: Any, tokens: Any) -> None:
+    """Texts of as many tokens as the model has positions are refused."""
+    fitting(replace(architecture, max_positions=architecture.max_positions - 1), config, tokens)

@@ -96,6 +96,8 @@ def bad_input_is_refused(trial: Trial) -> Iterator[Comparison]:
             after = content(problem.folder)
             yield from same(f"files that {name} changes", [], sorted(file for file, _ in after.items() ^ before.items()))
             before = after
+        positions = json.loads((problem.base / MODEL_CONFIG).read_text())["max_position_embeddings"]
+        trial.commands.run("summary", where[0], f"--max-seq-len={positions}")
         said = trial.commands.overtaken(run, late := problem.folder / "overtaken", "train", *where, "--lora-rank=7")
         yield from same("status of train where another process was quicker", (4, ""), (said.status, said.out))
         yield from same("what the quicker one has left", content(run), content(late))
