@@ -291,3 +291,9 @@ def settings_of_any_number_of_digits(read: Any, path: Any) -> Any:
     """The whole process reads integers of any number of digits from then on."""
     sys.set_int_max_str_digits(0)
     return read(path)
+
+
+@wrong_step("impl.settings:_parsed")
+def weights_that_are_empty_left_out(parsed: Any, name: str, text: str) -> Any:
+    """An option's class weights between two commas, or after the last one, may be empty."""
+    return parsed(name, ",".join(filter(None, text.split(","))) if name == "class_weights" else text)

@@ -90,7 +90,7 @@ TRAINING: dict[str, Values] = {
     "class_weights": _values(
         ("balanced", "balanced_over_classes", [5e-324, 1e300, 1]),
         *([1.0, 2.0], [1.0, 2.0, 3.0, 4.0], [1.0, 0.0, 1.0], [1.0, -5e-324, 1.0], [1.0, math.nan, 1.0], [1.0, math.inf, 1.0]),
-        *([1.0, "many", 1.0], [1.0, True, 1.0], [], "balance", "Balanced", 1, 3.0, True),
+        *([1.0, "many", 1.0], [1.0, True, 1.0], [], "balance", "Balanced", "1,2,,3", "1,2,3,", 1, 3.0, True),
         num_classes=3,
     ).or_none(),
 }
