@@ -133,6 +133,21 @@ def fused_stores_codes_twice(init: Step, self: Any, projections: Any, *given: An
             projection.quantized.codes = projection.quantized.codes.clone()
 
 
+@wrong_step("impl.nf4:Nf4Weight.scales")
+def double_quantize_keeps_restored_scales(scales: Step, self: Any) -> Any:
+    """The float32 absmax that were restored once are kept beside their 8-bit codes."""
+    return vars(self).setdefault("restored", scales(self))
+
+
+@wrong_step("impl.fused.weights:JoinedWeight.__init__")
+def fused_stores_plain_weights_twice(init: Step, self: Any, projections: Any, *given: Any) -> None:
+    """The hand-written layers join plain weights, and the projections keep theirs."""
+    before = [projection.weight for projection in projections]
+    init(self, projections, *given)
+    for projection, weight in zip(projections, before, strict=True):
+        projection.weight = weight
+
+
 @wrong_step("impl.nf4:Nf4Weight.dequantized")
 def nf4_keeps_what_it_dequantised(dequantized: Step, self: Any, dtype: Any) -> Any:
     """A weight that was dequantised once is kept in that dtype."""

@@ -339,8 +339,8 @@ def steps_keep_nothing(trial: Trial) -> list[Comparison]:
 def step_stays_below(trial: Trial) -> Iterator[Comparison]:
     """Loading a model with NF4 and training it, by each backend, stays below a peak and leaves a few bits of a projection's weight.
 
-    On a GPU both are measured. Elsewhere they are estimated for one, what stays is measured of a small model too, and the estimate of the
-    hand-written layers has what several micro-batches take.
+    On a GPU both are measured. Elsewhere they are estimated for one, what stays is measured of a small model too, also doubly quantised,
+    and estimated of plain weights by hand-written layers; the estimate of these has what several micro-batches take.
     """
     trial.memory.require_kernels()
     for backend, limit in LIMITS.items():
@@ -352,7 +352,10 @@ def step_stays_below(trial: Trial) -> Iterator[Comparison]:
     if not trial.on_gpu:
         rng = trial.rng("family")
         work = replace(SMALL, family=str(rng.choice(FAMILIES)), seed=trial.seed % 2**31)
-        yield from stays(work, trial.memory.measure(work), "cpu")
+        for each in (work, replace(work, intermediate=512, double_quantize=True)):
+            yield from stays(each, trial.memory.measure(each), "cpu")
+        plain = replace(LARGE, layers=2, backend="fused", nf4=False)
+        yield from stays(plain, trial.memory.estimate(plain, "cuda"), "cuda")
         yield from _kept_by_layers(trial, replace(work, backend="fused", accumulation=int(rng.integers(2, 10)), batch=8, seq=64))
         for batch, seq in ((1, 40), (3, 300), (9, 256), (int(rng.integers(2, 70)), int(rng.integers(2, 700)))):
             counted, packed = trial.memory.tokens_of_a_step(replace(work, batch=batch, seq=seq))

@@ -1,19 +1,18 @@
-"""Counts the bytes that stay on a device between training steps with NF4, and from them the bits of a projection's weight."""
+"""Counts the bytes that stay on a device between training steps, and from them the bits of a projection's weight."""
 
 from blackswan.falsifiers.numeric.comparison import Comparison, value_at_most
 from blackswan.falsifiers.subjects.doors.devices import Estimate, Usage, Workload
 from blackswan.falsifiers.system.same import same
-from blackswan.falsifiers.system.workloads import BYTES, counts, split
-from blackswan.reference.classifier import frozen_names
+from blackswan.falsifiers.system.workloads import BYTES, counts, scale_bytes, split
 
-BITS = 4 + 32 / 64
-"""A code, and for each block of 64 weights an absmax in float32 (Dettmers et al. 2023, §3)."""
 MASTER, INDEX = 4, 8
 """Bytes of a number in float32 and of one in int64."""
 BLOCK = 512
 """Bytes that an allocator on CUDA rounds a tensor up to, which an estimate does as well."""
 TABLES = BLOCK
 """Bytes of NF4's 16 levels and what tells them apart, which a process makes once: less than a block."""
+TABLES_OF_SCALES = 2 * 1024
+"""Bytes of the 256 levels of scales that are quantised in turn, and of what tells them apart."""
 GRAIN = 256
 """The hand-written layers take numbers of tokens that are multiples of this."""
 PRODUCTS, PRODUCT = 8, 64 * 2**10
@@ -23,17 +22,20 @@ PRODUCTS, PRODUCT = 8, 64 * 2**10
 def stays(work: Workload, taken: Estimate | Usage, on: str) -> list[Comparison]:
     """The bytes that stay, measured or estimated on a kind of device, as bits of a projection's weight, and measured the thawed tensors.
 
-    Fewer bits than NF4's fail as well: then less stays than is taken off here, which would hide as much of the weights.
+    In NF4 a weight has a code of 4 bits and its share of the scales (Dettmers et al. 2023, §3); else the bits of its dtype. Fewer fail as
+    well: then less stays than is taken off here, which would hide as much of the weights.
     """
-    sizes, (base, trained) = counts(work), split(work, counts(work))
-    frozen = sum(sizes[name] for name in frozen_names(work.scalars))
-    weights = sum(base.values()) - frozen
-    beyond = 8 * (taken.resident - _beside(work, frozen, list(trained.values()))) / weights - BITS
-    unsure = 8 * _unsure(work, len(sizes), on) / weights
-    found = [value_at_most(f"{work.backend}: bits of a projection's weight beyond {BITS}", beyond, unsure)]
+    base, trained = split(work, counts(work))
+    projections = [count for name, count in base.items() if name.endswith("_proj.weight")]
+    weights = sum(projections)
+    frozen = sum(base.values()) - weights
+    own = weights / 2 + sum(scale_bytes(count, work.double_quantize) for count in projections) if work.nf4 else BYTES[work.dtype] * weights
+    beyond = 8 * (taken.resident - _beside(work, frozen, list(trained.values())) - own) / weights
+    unsure = 8 * _unsure(work, len(base) + len(trained), on) / weights
+    label = f"{work.backend}{', doubly quantised' * work.double_quantize}"
+    found = [value_at_most(f"{label}: bits of a projection's weight beyond {8 * own / weights:.3f}", beyond, unsure)]
     if isinstance(taken, Usage):
-        label = f"{work.backend}: frozen tensors that require a gradient"
-        found += same(label, 0, taken.thawed)
+        found += same(f"{label}: frozen tensors that require a gradient", 0, taken.thawed)
     return found
 
 
@@ -46,10 +48,10 @@ def _beside(work: Workload, frozen: int, trained: list[int]) -> int:
 
 def _of_layers(work: Workload, trained: int) -> int:
     """Bytes that the hand-written layers have of their own: a gradient of the masters, copies of these in the dtype, with gradients and
-    an order; biases and head norms side by side; and two buffers, each for the largest weight that is dequantised there."""
+    an order; biases and head norms side by side; and with NF4 two buffers, each for the largest weight that is dequantised there."""
     queries, keys, hidden, wide = work.heads * work.head_dim, work.kv_heads * work.head_dim, work.hidden, work.intermediate
     beside_products = {"qwen2": queries + 2 * keys, "qwen3": queries + keys}.get(work.family, 0)
-    buffers = max((queries + 2 * keys) * hidden, 2 * wide * hidden) + max(hidden * queries, hidden * wide)
+    buffers = work.nf4 * (max((queries + 2 * keys) * hidden, 2 * wide * hidden) + max(hidden * queries, hidden * wide))
     width = BYTES[work.dtype]
     return (MASTER + 2 * width + INDEX) * trained + width * (work.layers * beside_products + buffers)
 
@@ -57,8 +59,9 @@ def _of_layers(work: Workload, trained: int) -> int:
 def _unsure(work: Workload, tensors: int, on: str) -> int:
     """Bytes at most of what is not told apart: the tables; an estimate's rounding, a tensor, which leaves room for the scalars of a graph
     too; the batch that the graph reads, and what cuBLASLt keeps."""
+    tables = TABLES + work.double_quantize * TABLES_OF_SCALES
     if on == "cpu":
-        return TABLES
+        return tables
     tokens = -(-work.batch * work.seq // GRAIN) * GRAIN
     packed = 2 * INDEX * tokens + (INDEX + 2 * MASTER) * work.batch + 2 * MASTER
-    return TABLES + BLOCK * tensors + (packed + PRODUCTS * PRODUCT if work.backend == "fused" else 0)
+    return tables + BLOCK * tensors + (packed + PRODUCTS * PRODUCT if work.backend == "fused" else 0)
