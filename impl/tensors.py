@@ -79,4 +79,5 @@ def kept_on_devices(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def constant(*given: Any) -> Tensor:
         return (make if torch.device("meta") in given else keeping)(*given)
 
+    constant.cache_clear = keeping.cache_clear  # type: ignore[attr-defined]  # as functions of functools.cache have it
     return constant

@@ -180,6 +180,15 @@ def lora_initial_in_the_default_dtype(initial: Any, path: str, shape: Any, gener
     return factor.to(torch.get_default_dtype()).to(factor.dtype)
 
 
+@wrong_step("impl.operations.nf4:_nf4_midpoints")
+def nf4_codebook_in_the_default_dtype(_: Any, device: Any) -> Any:
+    """NF4's levels are made in torch's default dtype, which some libraries make bfloat16 for the whole process."""
+    from blackswan.impl.operations import nf4
+
+    codebook = nf4._library().get_4bit_type("nf4", device=device)
+    return (codebook[:-1] + codebook[1:]) / 2
+
+
 @wrong_step("impl.classifier:initial_factor")
 def lora_initial_from_global_state(initial: Any, path: str, shape: Any, _: Any) -> Any:
     """The start depends on what drew random numbers before."""

@@ -50,6 +50,15 @@ def update_is_zero_and_random(trial: Trial) -> Iterator[Comparison]:
         yield from _fresh(
             trial, f"checkpoint, {targets}, a seed from {least}", CHECKPOINT, {**given, "seed": least + given["seed"]}, further
         )
+    yield from _quantised(trial, _architecture(rng, FAMILIES[-1]), {**_settings(rng, targets), "quantize_nf4": True})
+
+
+def _quantised(trial: Trial, model: Mapping[str, Any], settings: dict[str, Any]) -> Iterator[Comparison]:
+    """Weights in NF4, doubly quantised or not, are the same whatever torch's default dtype is when the first of them is quantised."""
+    asked = {**settings, "double_quantize": bool(trial.seed % 2)}
+    first, *others = (trial.classifiers.fresh(model, asked, ["rm -rf"], default=default) for default in ("float32", *DEFAULTS))
+    for default, again in zip(DEFAULTS, others, strict=True):
+        yield from same(f"in NF4, where torch's default dtype is {default}", first, again)
 
 
 def _fresh(trial: Trial, name: str, model: Path | Mapping[str, Any], settings: dict[str, Any], further: int = 1) -> list[Comparison]:

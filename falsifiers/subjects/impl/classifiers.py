@@ -3,9 +3,10 @@
 import argparse
 import io
 import json
+import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import chdir, redirect_stdout, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import chdir, contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -45,12 +46,12 @@ class Classifiers(Door):
     ) -> FreshClassifier:
         """A pipeline's classifier on a checkpoint, or on random weights of an architecture, with a run's settings; saved, or merged.
 
-        `default` is torch's default dtype meanwhile.
+        `default` is torch's default dtype meanwhile, where it is not float32 from the first constant on that `impl` keeps.
         """
         config = ClassifyConfig.from_mapping(hyperparameters)
         torch.rand(())  # so that a generator that is seeded as before has changed, too
         before = random_states()
-        with default_dtype(default):
+        with default_dtype(default), nullcontext() if default == "float32" else _nothing_kept():
             if isinstance(model, Path):
                 pipeline = ClassifyPipeline.from_pretrained(model, config, device=self._device)
             else:
@@ -171,6 +172,8 @@ class Classifiers(Door):
         return printed.getvalue()
 
     def _without_update(self, made: Classifier) -> Classifier:
+        if made.adaptation.nf4:
+            return made  # whose weights as they were before are not kept
         trainable = made.trainable_parameters()
         base = {name: value for name, value in made.state_dict().items() if name not in trainable}
         head = {name: value.detach() for name, value in trainable.items() if name.startswith("score.")}
@@ -210,3 +213,17 @@ def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     settings.add_options(parser)
     return parser
+
+
+@contextmanager
+def _nothing_kept() -> Iterator[None]:
+    """What `impl` computes once and keeps is computed anew inside the block, and once more after it."""
+    kept = [each for name, module in [*sys.modules.items()] if name.startswith("blackswan.impl.") for each in vars(module).values()]
+    forget = [each.cache_clear for each in kept if hasattr(each, "cache_clear")]
+    for ask in forget:
+        ask()
+    try:
+        yield
+    finally:
+        for ask in forget:
+            ask()
