@@ -32,6 +32,18 @@ def load_reads_all_shards(load: Step, folder: Any) -> Any:
     return replace(found, tensors=dict(found.tensors))
 
 
+@wrong_step("impl.merge:merge_adapter")
+def merge_reads_all_before_the_first_sum(merge: Step, checkpoint: Any, *given: Any, **named: Any) -> Any:
+    """The whole base is read before the first update is added to it."""
+    return merge(replace(checkpoint, tensors=dict(checkpoint.tensors)), *given, **named)
+
+
+@wrong_step("impl.apr_write:save_apr")
+def apr_written_from_memory(save: Step, path: Any, checkpoint: Any, *given: Any) -> None:
+    """All tensors are read before the first is written."""
+    save(path, replace(checkpoint, tensors=dict(checkpoint.tensors)), *given)
+
+
 @wrong_step("impl.classifier:Body", "S27")
 def load_unquantised_with_warning(body: Step, config: Any, tensors: Any, nf4: bool) -> Any:
     """NF4 asked for, a warning, and the run goes on unquantised."""

@@ -280,7 +280,10 @@ def _of_a_run_on_a_card(trial: Trial, settings: Mapping[str, Any]) -> Iterator[C
 
 
 def quantised_one_at_a_time(trial: Trial) -> Iterator[Comparison]:
-    """Loading sharded weights with NF4 allocates on the host only a few of the largest tensors beyond what stays; every absmax is right."""
+    """Loading sharded weights with NF4 allocates on the host only a few of the largest tensors beyond what stays; every absmax is right.
+
+    So does writing them as an .apr file, and merging an update into them, beyond the merged weights.
+    """
     rng = trial.rng("shards")
     hidden, intermediate = 64 * int(rng.integers(1, 3)), 64 * int(rng.integers(2, 4))
     work = replace(SMALL, vocab=16, hidden=hidden, intermediate=intermediate, layers=6, head_dim=hidden // 4)
@@ -288,12 +291,17 @@ def quantised_one_at_a_time(trial: Trial) -> Iterator[Comparison]:
     with tempfile.TemporaryDirectory() as folder:
         _write_shards(Path(folder), tensors, work, shards=int(rng.integers(2, 4)))
         loaded = trial.memory.load_nf4(Path(folder))
+        (Path(folder) / "tokenizer.json").write_text("{}")  # which is copied with them
+        written = trial.memory.written(Path(folder))
     projections = {name.removesuffix(".weight"): value for name, value in tensors.items() if name.endswith("_proj.weight")}
     absmax = {name: np.abs(value.reshape(-1, BLOCK)).max(axis=1) for name, value in projections.items()}
     yield from same("absmax", absmax, loaded.absmax)
     # One weight, and what quantising it takes: scaled copies in float32 and its codes in int64 before they are packed.
-    beyond = max(0, loaded.peak - loaded.resident) / max(weight.nbytes for weight in projections.values())
-    yield value_at_most("beyond what stays, in largest projections", beyond, 6)
+    largest = max(weight.nbytes for weight in projections.values())
+    yield value_at_most("beyond what stays, in largest projections", max(0, loaded.peak - loaded.resident) / largest, 6)
+    merged = written["merged"] - sum(value.nbytes for value in tensors.values())
+    yield value_at_most("beyond what is merged, in largest projections", max(0, merged) / largest, 6)
+    yield value_at_most("where a file is written, in largest projections", written["exported"] / largest, 6)
 
 
 def _write_shards(folder: Path, tensors: Mapping[str, Array], work: Workload, shards: int) -> None:

@@ -21,7 +21,7 @@ from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.allocator import allocated
 from blackswan.falsifiers.subjects.impl.devices import batch_of, trainer_of
 from blackswan.falsifiers.subjects.protocol import Lacks
-from blackswan.impl import allocations, checkpoint, classifier, dispatch, kernels, memory
+from blackswan.impl import adapter, allocations, apr_write, checkpoint, classifier, dispatch, kernels, memory, merge
 from blackswan.impl.commands import common
 from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.fused import memory as fused_memory
@@ -172,8 +172,8 @@ class Memory(Door):
         return trainer.optimiser.steps, {"bytes": taken["kept"], "tensors": tensors, "peak": taken["peak"]}
 
     def load_nf4(self, folder: Path) -> Quantised:
-        """A checkpoint loaded into a classifier with NF4. Its files are mapped, which takes none of the allocator's memory."""
-        with allocated(torch.device("cpu"), [path.stat().st_size for path in folder.glob("*.safetensors")]) as taken:
+        """A checkpoint loaded into a classifier with NF4."""
+        with allocated(torch.device("cpu"), _sizes(folder)) as taken:
             stored = checkpoint.load_checkpoint(folder)
             adaptation = classifier.Adaptation(2, 1, 2.0, nf4=True)
             trainable = classifier.initial_trainable(stored.config, adaptation, 0)
@@ -183,6 +183,21 @@ class Memory(Door):
         absmax = {name: value.cpu().numpy() for name, value in tensors.items() if name.endswith(".quantized.absmax")}
         resident = sum(value.nbytes for value in tensors.values() if value.device.type == "cpu")
         return Quantised(taken["peak"], resident, {name.removesuffix(".quantized.absmax"): value for name, value in absmax.items()})
+
+    def written(self, folder: Path) -> dict[str, int]:
+        """The host's allocator at the peak where a checkpoint is written as an .apr file, and where it is merged with an update."""
+        peaks = dict[str, int]()
+        for name in ("exported", "merged"):
+            with allocated(torch.device("cpu"), _sizes(folder)) as taken:
+                stored, output = checkpoint.load_checkpoint(folder), folder / f"{name}.apr"
+                if name == "exported":
+                    apr_write.export_apr(stored, folder, output, "float16")
+                else:
+                    adaptation = classifier.Adaptation(2, 1, 2.0, "all")
+                    update = adapter.Adapter(adaptation, classifier.initial_trainable(stored.config, adaptation, 0))
+                    merge.save_merged(output, stored, update, source=folder)
+            peaks[name] = taken["peak"]
+        return peaks
 
     def held(self, work: Workload) -> int:
         """Bytes of the allocator that a classifier keeps after a forward pass over one token, whatever holds them."""
@@ -223,6 +238,11 @@ class RandomTensors(LazyTensors):
         """Norms and biases one, all else N(0, 0.02²)."""
         tensor = torch.ones(self._shapes[name], dtype=self._dtype, device=self._device)
         return tensor if tensor.ndim == 1 else tensor.normal_(std=0.02)
+
+
+def _sizes(folder: Path) -> list[int]:
+    """Those of the files that are mapped, which takes none of the allocator's memory."""
+    return [path.stat().st_size for path in folder.glob("*.safetensors")]
 
 
 @contextmanager
