@@ -220,6 +220,15 @@ def adapter_targets_by_path_refused(targets: Step, self: Any) -> str:
     return str(targets(self))
 
 
+@wrong_step("impl.adapter:_PeftConfig.targets")
+def adapter_targets_by_half_a_path_refused(targets: Step, self: Any) -> str:
+    """PEFT's targets by their names or whole paths are known, and those by the last parts of their paths are not."""
+    for name in self.values.get("target_modules") or ():
+        if name.count(".") == 1:
+            raise self._error("target_modules", "names")
+    return str(targets(self))
+
+
 def _over(name: str | None) -> Step:
     """Saving that replaces a folder with a file of that name, or for None one that is empty."""
 

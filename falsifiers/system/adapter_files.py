@@ -75,9 +75,10 @@ class Model:
         return folder
 
     def write_peft(
-        self, folder: Path, dtypes: Mapping[str, Any] | None = None, head_bias: bool = True, paths: bool = False, **said: Any
+        self, folder: Path, dtypes: Mapping[str, Any] | None = None, head_bias: bool = True, parts: int = 1, **said: Any
     ) -> Path:
-        """An adapter as PEFT writes it, its targets by their names or `paths`, each tensor in its own of `dtypes` or all in float32.
+        """An adapter as PEFT writes it, its targets by so many last parts of their paths or, for 0, all, each tensor in its own of `dtypes`
+        or all in float32.
 
         PEFT has no head bias where the model has none.
 
@@ -91,8 +92,8 @@ class Model:
         )
         own = {"peft_type": "LORA", "task_type": "SEQ_CLS", "modules_to_save": ["classifier", "score"]}
         own |= {"r": self.scalars["rank"], "lora_alpha": self.scalars["alpha"], "base_model_name_or_path": "a/model"}
-        adapted = [path for path in projections(self) if path.endswith(target_modules(self))]
-        own["target_modules"] = adapted if paths else sorted(target_modules(self))
+        adapted = [path.split(".") for path in projections(self) if path.endswith(target_modules(self))]
+        own["target_modules"] = sorted({".".join(path[-parts:]) for path in adapted})
         (folder / ADAPTER_CONFIG).write_text(json.dumps(PEFT_DEFAULTS | own | said))
         return folder
 

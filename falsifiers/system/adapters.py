@@ -170,9 +170,9 @@ def has_pt_metadata(file: Path) -> list[Comparison]:
 
 
 def adapter_arrives_exactly(trial: Trial) -> list[Comparison]:
-    """An adapter written as PEFT writes it, in any float dtypes, its targets by names or paths, with or without a head bias, with whatever
-    start or place of training that changes nothing, arrives with tensors and settings, and stays as it is when its file is written over;
-    training goes on in float32 or float64."""
+    """An adapter written as PEFT writes it, in any float dtypes, its targets by names, paths or their last parts, with or without a head
+    bias, with whatever start or place of training that changes nothing, arrives with tensors and settings, and stays as it is when its
+    file is written over; training goes on in float32 or float64."""
     rng = trial.rng("model")
     model = generated(rng, trial.seed, "float32", nf4=False, pooling="last")
     dtypes, head_bias = drawn_dtypes(rng, model), bool(rng.integers(2))
@@ -180,7 +180,7 @@ def adapter_arrives_exactly(trial: Trial) -> list[Comparison]:
     model.trainable[factor][:] = 5e4 if dtypes[factor] == np.float16 else 2e38  # their sum is infinite in 16 and in 32 bits
     with tempfile.TemporaryDirectory() as folder:
         neutral = {key: values[int(rng.integers(len(values)))] for key, values in NEUTRAL.items()}
-        written = model.write_peft(Path(folder) / "peft", dtypes, head_bias, paths=bool(rng.integers(2)), **neutral)
+        written = model.write_peft(Path(folder) / "peft", dtypes, head_bias, parts=int(rng.integers(3)), **neutral)
         found = trial.files.load_adapter(written, base := model.write_checkpoint(Path(folder) / "base"))
         own = str(rng.choice(["float32", "bfloat16", "float64"]))
         trained = trial.files.trained_dtypes(written, base, own)
