@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -267,10 +266,3 @@ wrong_steps(
     "impl.__main__:warnings",
     warnings_changed_for_good=("Warnings are shown as a command shows them after it has ended.", lambda _: _Lasting()),
 )
-
-
-@wrong_step("impl.strict_json:loads")
-def json_nested_deeply_for_good(loads: Step, text: str | bytes, **named: bool) -> Any:
-    """The whole process may call itself more deeply once JSON was read."""
-    sys.setrecursionlimit(sys.getrecursionlimit() + 4000)
-    return loads(text, **named)

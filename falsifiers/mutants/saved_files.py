@@ -311,10 +311,3 @@ wrong_steps(
 wrong_step(
     "impl.classifier:targets_named", name="targets_in_the_order_of_letters", doc="blackswan.json names projections in alphabetical order."
 )(lambda named, modules: ",".join(sorted(named(modules).split(","))))
-
-
-@wrong_step("impl.folder:_settle")
-def files_of_everybody_for_good(settle: Step, partial: Path) -> None:
-    """All later files of the process may be read by everybody, as those of a folder that is saved."""
-    os.umask(0)
-    settle(partial)

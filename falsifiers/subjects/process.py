@@ -6,7 +6,6 @@ A setting that was changed is put back where that can be, so that what is asked 
 import gc
 import locale
 import logging
-import os
 import sys
 import tempfile
 import threading
@@ -65,12 +64,10 @@ def _settings() -> Iterator[tuple[str, Setting]]:
             yield from ((f"{module}.{name}", (getattr(loaded, name), partial(setattr, loaded, name))) for name in names)
     yield "hook of uncaught errors", (sys.excepthook, partial(setattr, sys, "excepthook"))
     yield "output and error stream", ((sys.stdout, sys.stderr), _put_back_streams)
-    os.umask(mask := os.umask(0o077))  # which nothing but setting it tells
-    yield "mode of new files", (mask, os.umask)
     yield "locale", (locale.setlocale(locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL))
     yield "collection of garbage", (gc.isenabled(), lambda on: gc.enable() if on else gc.disable())
     yield "handlers and level of the log", ((list(logging.root.handlers), logging.root.level), lambda _: None)
-    yield "threads that run", (sorted(each.name for each in threading.enumerate()), lambda _: None)
+    yield "threads that run", (_threads(), lambda _: None)
     yield "gradients", ((torch.is_grad_enabled(), torch.is_inference_mode_enabled()), lambda were: torch.set_grad_enabled(were[0]))
     put_back: dict[str, Callable[[Any], object]] = {
         "default dtype": torch.set_default_dtype,
@@ -83,6 +80,11 @@ def _settings() -> Iterator[tuple[str, Setting]]:
     products = torch.backends.cuda.matmul
     put_back |= {f"sums of {dtype} products": partial(setattr, products, switch) for dtype, switch in NARROW.items()}
     yield from ((f"torch's {name}", (value, put_back.get(name, lambda _: None))) for name, value in torch_settings().items())
+
+
+def _threads() -> list[str]:
+    """Names of the threads that Python started; others, as those of a GPU's backward pass, only came by."""
+    return sorted(each.name for each in threading.enumerate() if not isinstance(each, threading._DummyThread))
 
 
 def _put_back_streams(before: tuple[Any, Any]) -> None:

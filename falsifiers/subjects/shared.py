@@ -74,7 +74,6 @@ def process_settings() -> dict[str, Setting]:
         "limit of recursion": (sys.getrecursionlimit(), sys.setrecursionlimit),
         "environment": ({name: value for name, value in os.environ.items() if name not in OF_TORCH}, _put_back_environment),
         "answers of NumPy to errors": (np.geterr(), lambda were: np.seterr(**were)),
-        "depth of recursion": (sys.getrecursionlimit(), sys.setrecursionlimit),
         "digits of an integer": (sys.get_int_max_str_digits(), sys.set_int_max_str_digits),
     }
 
