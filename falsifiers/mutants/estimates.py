@@ -139,9 +139,8 @@ def estimate_calls_weights_activations(estimate: Step, *given: Any, **options: A
     return replace(found, parts=parts)
 
 
-@wrong_step("impl.memory:estimate")
-def estimate_from_few_layers(estimate: Step, config: Any, *given: Any, **options: Any) -> Any:
-    """A deep model is estimated from two and three layers, as if each further layer added to the peak what the third one does."""
+def _from_few_layers(estimate: Step, config: Any, *given: Any, **options: Any) -> Any:
+    """As if each further layer added to the peak what the third one does."""
     if config.layers <= 3:
         return estimate(config, *given, **options)
     fewer, more = (estimate(replace(config, layers=layers), *given, **options) for layers in (2, 3))
@@ -153,6 +152,12 @@ def estimate_from_few_layers(estimate: Step, config: Any, *given: Any, **options
     return replace(more, parts=parts, total=grown(fewer.total, more.total), resident=grown(fewer.resident, more.resident))
 
 
+wrong_step("impl.memory:estimate", name="estimate_from_few_layers", doc="A deep model is estimated from two and three layers.")(
+    _from_few_layers
+)
+wrong_step(
+    "impl.fused.memory:estimate_fused", name="estimate_by_hand_from_few_layers", doc="Deep hand-written layers are estimated from few."
+)(_from_few_layers)
 wrong_step("impl.memory:_library_workspace", name="estimate_smaller_workspace", doc="A GPU that is not here gets the smaller workspace.")(
     lambda right, device: right(device) // 8
 )

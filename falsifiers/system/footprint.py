@@ -277,6 +277,16 @@ def _of_a_run_on_a_card(trial: Trial, settings: Mapping[str, Any]) -> Iterator[C
         )
     quantised, pair = trial.memory.estimate(replace(work, nf4=True), "cuda").parts, 2 * work.intermediate * work.hidden
     yield value_at_least("by hand: dequantised_weights", quantised.get("dequantised_weights", 0), BYTES[work.dtype] * pair)
+    yield from _of_many_layers(trial, replace(work, layers=DEEP, hidden=512, intermediate=1536, batch=1, dtype="bfloat16", nf4=True))
+
+
+def _of_many_layers(trial: Trial, work: Workload) -> Iterator[Comparison]:
+    """On a card a model that is so deep that its peak is in a step, where that of a few layers is at quantising: before the backward pass
+    there is all that stays and all that is kept for that pass, and never more than every part at its largest."""
+    for backend in LIMITS:
+        found = trial.memory.estimate(replace(work, backend=backend), "cuda")
+        together = found.resident + found.parts.get("activations", 0) + found.parts.get("library_workspace", 0)
+        yield value_inside(f"{backend}: total of {work.layers} layers", found.total, together, sum(found.parts.values()))
 
 
 def quantised_one_at_a_time(trial: Trial) -> Iterator[Comparison]:

@@ -25,7 +25,6 @@ from blackswan.impl import adapter, allocations, apr_write, checkpoint, classifi
 from blackswan.impl.commands import common
 from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.fused import memory as fused_memory
-from blackswan.impl.fused.memory import estimate_fused
 from blackswan.impl.fused.packing import pack
 from blackswan.impl.tensors import LazyTensors, Shapes
 from blackswan.impl.trainer import Batch, Trainer
@@ -46,7 +45,7 @@ class Memory(Door):
         that choice of operations."""
         model = config_of(work.scalars), adaptation_of(work.scalars), work.batch, work.seq, getattr(torch, work.dtype)
         if work.backend == "fused":
-            found = estimate_fused(*model, accumulation=work.accumulation, multi_label=multi_label)
+            found = fused_memory.estimate_fused(*model, accumulation=work.accumulation, multi_label=multi_label)
         else:
             chosen = nullcontext() if by == "auto" else dispatch.backend(by)  # a user who has no choice makes none
             with mock.patch("torch.cuda.is_available", return_value=False) if kind else nullcontext(), chosen:
