@@ -1,8 +1,10 @@
 """Wrong blocks inside which something holds: one function of `impl` replaced each."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from threading import current_thread, main_thread
 from typing import Any
+from unittest import mock
 
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 
@@ -75,6 +77,26 @@ def kernels_before_replacements(call: Step, path: str, operation: str, /, **argu
         return call(path, operation, **arguments)
     finally:
         dispatch._replacements = before
+
+
+@wrong_step("impl.dispatch:call")
+def blocks_of_one_thread(call: Step, path: str, operation: str, /, **arguments: Any) -> Any:
+    """Replacements, wrappings and names hold in the main thread alone, and not in the one of a GPU's backward pass."""
+    from blackswan.impl import dispatch
+
+    if current_thread() is main_thread():
+        return call(path, operation, **arguments)
+    with mock.patch.multiple(dispatch, _replacements={}, _around=None, _prefix=""):
+        return call(path, operation, **arguments)
+
+
+@wrong_step("impl.dispatch:backend_on")
+def backend_of_one_thread(backend_on: Step, device: Any) -> Any:
+    """In another thread than the main one the backend is the automatic one, whatever was chosen."""
+    from blackswan.impl import dispatch
+
+    with nullcontext() if current_thread() is main_thread() else mock.patch.object(dispatch, "_backend", "auto"):
+        return backend_on(device)
 
 
 @wrong_step("impl.dispatch:scope")

@@ -24,7 +24,8 @@ WITHOUT_EFFECT = {("backend", 2)}
 
 def innermost_holds(trial: Trial) -> Iterator[Comparison]:
     """Blocks of each kind are entered and left at random, by an error and without: what a program sees there is what the innermost one
-    says, or adds to the others, as it did by itself; and outside of all it is what it was before. So is torch's compiler, which another
+    says, or adds to the others, as it did by itself, and a thread that begins there sees it too; and outside of all it is what it was
+    before. So is torch's compiler, which another
     function stands for while a library is imported, where that succeeds and where not, and the backend, which an estimate chooses for
     itself."""
     yield from same("torch's compiler after an import", {"there": True, "missing": True}, trial.devices.compilers_after_imports())
@@ -35,6 +36,7 @@ def innermost_holds(trial: Trial) -> Iterator[Comparison]:
             block, rng = trial.devices.block(kind, Path(folder)), trial.rng(kind)
             none = block.seen()
             alone = {number: _entered(block, number, bool(rng.integers(2))) for number in range(NUMBERS)}
+            yield from same(f"{kind}: in a thread that begins in a block", alone[1], _entered(block, 1, False, beside=True))
             without = [number for number, seen in alone.items() if seen == none and (kind, number) not in WITHOUT_EFFECT]
             yield from same(f"{kind}: blocks without effect", [], without)
             with closing(_walk(block, rng)) as walk:
@@ -42,9 +44,9 @@ def innermost_holds(trial: Trial) -> Iterator[Comparison]:
                     yield from same(f"{kind} inside blocks {stack}", _expected(kind, stack, none, alone), seen)
 
 
-def _entered(block: "Block", number: int, failing: bool) -> dict[str, Any]:
+def _entered(block: "Block", number: int, failing: bool, beside: bool = False) -> dict[str, Any]:
     block.enter(number)
-    seen = block.seen()
+    seen = block.seen_beside() if beside else block.seen()
     block.leave(failing)
     return seen
 

@@ -3,6 +3,7 @@
 import fcntl
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -46,6 +47,11 @@ class Block(Session):
         """What a program sees where it is."""
         look: Callable[[], dict[str, Any]] = getattr(self, f"_see_{self._kind}")
         return look()
+
+    def seen_beside(self) -> dict[str, Any]:
+        """What a thread sees that begins here, as the one does in which a GPU's backward pass computes."""
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(self.seen).result()
 
     def _made(self, number: int) -> AbstractContextManager[Any]:
         """Number 0 replaces one operation, 1 two and 2 the other."""
