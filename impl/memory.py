@@ -65,10 +65,12 @@ def estimate(
 
     For a CUDA device, which need not be here, it is assumed that Triton is installed there as it is here: where it cannot be imported, or
     inside `dispatch.backend("torch")`, torch's own operations are counted, which save up to twice as much. Nothing is allocated.
-    Raises a ValueError for a count below one.
+    Raises a ValueError for a count below one, and for another kind of device than CPU and CUDA.
     """
     require_counts(batch=batch, seq=seq, accumulation=accumulation)
     device = torch.device(device)
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device {device}: what its kernels allocate is not known; expected cpu or cuda")
     allocations = Allocations(META, BLOCK if device.type == "cuda" else 1)
     with unchecked(), dispatch.without_content(device), allocations, kernels_of(device.type):
         classifier = classifier_of_shapes(config, adaptation, dtype, allocations)

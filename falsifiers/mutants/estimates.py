@@ -163,6 +163,13 @@ wrong_step("impl.memory:_library_workspace", name="estimate_smaller_workspace", 
 )
 
 
+@wrong_step("impl.memory:estimate")
+def estimate_of_any_device(estimate: Step, *given: Any, **options: Any) -> Any:
+    """A device whose kernels are not known is estimated as a CPU."""
+    known = torch.device(options["device"]).type in ("cpu", "cuda")
+    return estimate(*given, **{**options, "device": options["device"] if known else "cpu"})
+
+
 @wrong_step("impl.fused.memory:_Step.run")
 def estimate_of_one_fused_micro_batch(run: Step, self: Any, allocations: Any, accumulation: int) -> None:
     """A step of the hand-written layers is estimated for one micro-batch, however many are accumulated."""

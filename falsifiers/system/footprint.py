@@ -91,6 +91,9 @@ def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
     ):
         ask, count = partial(trial.memory.estimate, replace(nothing, backend=backend)), min(nothing.accumulation, 0)
         every.append(trial.refuses(f"{backend}: a step of nothing", ask, f"is {count}: expected at least 1", "ValueError"))
+    for other in ("mps", "xpu:1"):
+        ask = partial(trial.memory.estimate, plain, other)
+        every.append(trial.refuses(f"a device whose kernels nobody counted, {other}", ask, f"{other}.*expected cpu or cuda", "ValueError"))
     every += _counted_by(trial)
     every += same("peaks of some passes, counted without content", *map(trial.memory.counted, ("cpu", "meta")))
     huge = trial.memory.estimate(replace(plain, batch=2**20, seq=2**15), "cuda").total
