@@ -123,6 +123,12 @@ wrong_steps(
 )
 
 
+@wrong_step("impl.fused.step:why_not_weights")
+def layers_without_the_widest_head(why: Step, architecture: Any, *given: Any) -> Any:
+    """A head as large as the largest that attention holds in registers is said to be too large."""
+    return why(architecture, *given) or ("head_dim is 256" if architecture.head_dim == 256 else None)
+
+
 @wrong_step("impl.fused.step:backend_of", "S26")
 def layers_give_way_in_silence(choose: Step, config: Any, *given: Any) -> Any:
     """Automatic differentiation where the hand-written layers were asked for and cannot compute."""
