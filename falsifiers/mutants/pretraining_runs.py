@@ -275,6 +275,14 @@ def pretrain_goes_on_without_special_tokens(pretrain: Step, *given: Any, special
     return pretrain(*given, special=None if resume else special, resume=resume, **others)
 
 
+@wrong_step("impl.pretrain_run:pretrain")
+def pretrain_said_to_begin_first(pretrain: Step, *given: Any, on_start: Any = None, **others: Any) -> Any:
+    """A run is said to begin before it is known whether it can."""
+    if on_start is not None:
+        on_start()
+    return pretrain(*given, **others)
+
+
 wrong_step("impl.checkpoint:special_tokens", name="special_tokens_of_one_number", doc="A list of end tokens is left out.")(
     lambda special, model: {key: value for key, value in special(model).items() if isinstance(value, int)}
 )

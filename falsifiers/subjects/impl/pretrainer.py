@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -97,11 +97,15 @@ class Pretrainer(Door):
             meanwhile()
             return sole(folder)
 
+        began = list[int]()
         result = pretrain_run.PretrainResult((), (), "")
         alone = mock.patch.object(pretrain_run, "sole_writer", sole_writer)
         with suppress(_KilledError), flushes(problem.output, on_flush), alone:
             given = (decoder, train, validation, settings, problem.output, problem.tokenizer)
-            result = pretrain_run.pretrain(*given, resume=resume, on_step=on_step)
+            try:
+                result = pretrain_run.pretrain(*given, resume=resume, on_start=partial(began.append, 1), on_step=on_step)
+            except (OSError, ValueError) as error:
+                raise RuntimeError(f"it was said to begin: {error}") if began and not steps else error from None
         losses = [epoch.validation_loss for epoch in result.epochs]
         return PretrainingRecord(steps, losses, _parameters(decoder), result.state_hash, events, rows, free)
 
