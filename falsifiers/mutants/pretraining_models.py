@@ -112,6 +112,11 @@ wrong_step("impl.pretrain:save_checkpoint", name="pretrain_checkpoint_without_to
 )
 
 
+wrong_step("impl.decoder:Layer.forward", name="decoder_positions_of_15_bits", doc="Positions are kept in 16 bits, one of which is a sign.")(
+    lambda forward, layer, x, mask, positions: forward(layer, x, mask, positions.short().long())
+)
+
+
 @wrong_step("impl.pretrain:save_checkpoint")
 def pretrain_checkpoint_rounded(correct: Step, folder: Path, config: Any, tensors: Any, tokenizer: Path) -> None:
     """Weights rounded to bfloat16 on their way to the file."""

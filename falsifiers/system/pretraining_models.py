@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 MANY = 48_000
 """Tokens of a vocabulary by which two rows of 50 have more than 2²² logits."""
+LONG_ROW = 2**16 + 200
+"""Tokens of a row that the positions of 16 bits do not count."""
 END = 1  # <eos> of the shipped tokenizer
 STEPS = 8
 """A decoder that is trained by hand has a schedule of so many."""
@@ -122,7 +124,17 @@ def validation_is_pure(trial: Trial, *, share: float) -> list[Comparison]:
         *same("trainable parameters, and gradients, after a step and validation", trained, decoder.held()),
         *_mean_over_tokens(trial, MANY, 50),
         *_mean_over_tokens(trial, VOCAB, 1100),
+        *_positions_of_long_rows(trial),
     ]
+
+
+def _positions_of_long_rows(trial: Trial) -> list[Comparison]:
+    """A token is rotated by the number of real tokens before it, which may be more than 16 bits count."""
+    rng = trial.rng("long rows")
+    decoder = trial.pretrainer.random({**small_architecture(rng), "layers": 1}, trial.seed)
+    mask = np.arange(LONG_ROW) >= np.array([[0], [rng.integers(1, 99)]])
+    expected = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
+    return same("positions of queries and keys in long rows", [expected] * 2, [each.astype(np.int64) for each in decoder.positions(mask)])
 
 
 def _mean_over_tokens(trial: Trial, vocab: int, seq: int) -> list[Comparison]:

@@ -26,6 +26,7 @@ from blackswan.impl import decoder_optimiser, pretrain, pretrain_run, token_shar
 from blackswan.impl.checkpoint import load_decoder
 from blackswan.impl.commands import pretrain as command
 from blackswan.impl.decoder import Decoder, parameter_count
+from blackswan.impl.dispatch import replaced
 from blackswan.impl.folder import LOCK
 from blackswan.impl.token_shards import TokenBatch, TokenBatches, TokenShards
 from blackswan.impl.tokens import load_tokenizer
@@ -198,6 +199,20 @@ class TrainedDecoder(Session):
     def train(self, input_ids: Array) -> float:
         """The loss of an optimiser step on all parameters, on rows [batch, seq] without padding."""
         return self._step.train(TokenBatch(torch.from_numpy(input_ids), torch.ones(input_ids.shape, dtype=torch.bool))).loss
+
+    def positions(self, mask: Array) -> list[Array]:
+        """The positions that queries and keys are rotated by on rows with that mask, whose attention takes each query for its answer: of
+        long rows there are too many scores."""
+        found = list[Array]()
+
+        def rope(x: torch.Tensor, positions: torch.Tensor, **_: object) -> torch.Tensor:
+            found.append(_copy(positions))
+            return x
+
+        real = torch.from_numpy(mask)
+        with torch.no_grad(), replaced({"rope": rope, "attention": lambda q, **_: q}):
+            self._decoder(real.long(), real)
+        return found
 
     def backward(self, input_ids: Array) -> None:
         """Leaves the gradients of a loss, which is no step, at the parameters."""
