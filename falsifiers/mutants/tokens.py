@@ -160,6 +160,9 @@ wrong_steps(
         lambda fill, settings, find: fill({key: name for key, name in settings.items() if isinstance(name, str)}, find),
     ),
 )
+wrong_step("impl.tokens:ByteTokens.measure", name="byte_tokens_counted_in_15_bits", doc="The bytes of a text are counted in 15 bits.")(
+    lambda measure, tokens, texts: [(ids, count % 2**15) for ids, count in measure(tokens, texts)]
+)
 wrong_steps("impl.tokens:ByteTokens.fill", byte_tokens_pad_with_a_byte=("Padding is the byte 0.", lambda _: 0))
 wrong_steps(
     "impl.tokens:ByteTokens.description",
