@@ -12,6 +12,7 @@ import numpy as np
 
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 from blackswan.impl import strict_json
+from blackswan.impl.spans import state_of
 
 wrong_steps(
     "impl.token_shards:_texts",
@@ -63,6 +64,12 @@ wrong_steps(
         "Only the first millions of a long shard's ids are looked at.",
         lambda opened, path, entry, dtype, vocab: opened(path, entry, dtype, vocab if entry["tokens"] <= 2**24 else 2**32),
     ),
+    token_ids_looked_at_in_the_end=(
+        "The first millions of a long shard's ids are not looked at.",
+        lambda opened, path, entry, dtype, vocab: opened(
+            path, entry, dtype, vocab if entry["tokens"] <= 2**24 or (np.memmap(path, dtype, "r")[2**24 :] >= vocab).any() else 2**32
+        ),
+    ),
     token_shard_digest_of_its_beginning=(
         "The digest of a long shard is not looked at.",
         lambda opened, path, entry, *given: opened(
@@ -73,6 +80,9 @@ wrong_steps(
         "The id after the last one of the vocabulary passes.",
         lambda opened, path, entry, dtype, vocab: opened(path, entry, dtype, vocab + 1),
     ),
+)
+wrong_step("impl.token_shards:read_span", name="token_shards_that_change", doc="A shard that changes while it is read is read on.")(
+    lambda read, path, start, count, _: read(path, start, min(count, max(path.stat().st_size - start, 0)), state_of(path))
 )
 wrong_steps(
     "impl.token_shards:_checked",

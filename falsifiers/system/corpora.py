@@ -109,12 +109,12 @@ def _refuses_changes(trial: Trial, lines: Sequence[bytes]) -> list[Comparison]:
         file = CorpusFile(Path(folder) / "corpus.jsonl", 5)
         for name, other in others.items():
             file.path.write_bytes(b"\n".join(lines))
-            ask = partial(trial.corpora.load, file, partial(_overwritten, file.path, b"\n".join(other)))
+            ask = partial(trial.corpora.load, file, partial(overwritten, file.path, b"\n".join(other)))
             found.append(trial.refuses(f"a corpus that {name} while it is read", ask, rf"{file.path.name}: changed", "ValueError"))
     return found
 
 
-def _overwritten(path: Path, content: bytes) -> None:
+def overwritten(path: Path, content: bytes) -> None:
     """Other content for a file, a nanosecond later where it is as long: a clock of the file system may not have moved."""
     before = path.stat()
     path.write_bytes(content)

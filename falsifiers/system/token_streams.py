@@ -18,6 +18,7 @@ import numpy as np
 from blackswan.falsifiers.numeric.comparison import Comparison, value_at_most
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.subjects.doors.files import StreamRows, Tokens
+from blackswan.falsifiers.system.corpora import overwritten
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array
@@ -238,19 +239,33 @@ def refuses_shards(trial: Trial) -> Iterator[Comparison]:
             folder = write_shards(Path(parent), [rng.integers(0, VOCAB, count) for count in (50, 60)])
             damage(folder, rng)
             yield trial.refuses(name, partial(trial.pretrainer.epoch, Tokens(folder, VOCAB, batch=2, seq=8), 0), message)
-    yield from _refuses_a_long_shard(trial, int(rng.integers(2**24, LONG)))
+    yield from _refuses_changes(trial, rng)
+    yield from _refuses_a_long_shard(trial, [int(rng.integers(2**24)), int(rng.integers(2**24, LONG))])
 
 
-def _refuses_a_long_shard(trial: Trial, at: int) -> list[Comparison]:
-    """An id beyond the first millions is looked at, and counts in the digest."""
+def _refuses_changes(trial: Trial, rng: Generator) -> Iterator[Comparison]:
+    """A shard that becomes longer, shorter or another of its size while the stream is read is not taken for the one that was looked at."""
+    pieces = [rng.integers(0, VOCAB, count) for count in (50, 60)]
+    for size in (59, 60, 61):
+        with tempfile.TemporaryDirectory() as parent:
+            tokens = Tokens(write_shards(Path(parent), pieces), VOCAB, batch=2, seq=8)
+            other = rng.integers(0, VOCAB, size).astype(DTYPES["uint16"]).tobytes()
+            ask = partial(trial.pretrainer.epoch, tokens, 0, meanwhile=partial(overwritten, tokens.folder / "part-1.bin", other))
+            yield trial.refuses(f"a shard of {size} tokens in the place of 60", ask, r"part-1\.bin: changed", "ValueError")
+
+
+def _refuses_a_long_shard(trial: Trial, places: Sequence[int]) -> list[Comparison]:
+    """An id among the first millions is looked at, and one beyond them, which counts in the digest too."""
     with tempfile.TemporaryDirectory() as parent:
-        stream = np.zeros(LONG, np.uint16)
-        stream[at] = VOCAB
-        folder = write_shards(Path(parent), [stream])
-        ask = partial(trial.pretrainer.epoch, Tokens(folder, VOCAB, batch=1, seq=LONG), 0)
-        beyond = trial.refuses("id out of range in a long shard", ask, rf"part-0\.bin.*token {at} is {VOCAB}")
-        np.memmap(folder / "part-0.bin", "<u2", "r+")[at] = 1
-        return [beyond, trial.refuses("another id in a long shard", ask, r"part-0\.bin.*SHA-256")]
+        stream, found = np.zeros(LONG, np.uint16), []
+        for place in places:
+            stream[:] = 0
+            stream[place] = VOCAB
+            folder = write_shards(Path(parent), [stream])
+            ask = partial(trial.pretrainer.epoch, Tokens(folder, VOCAB, batch=1, seq=LONG), 0)
+            found.append(trial.refuses("id out of range in a long shard", ask, rf"part-0\.bin.*token {place} is {VOCAB}"))
+        np.memmap(folder / "part-0.bin", "<u2", "r+")[places[-1]] = 1
+        return [*found, trial.refuses("another id in a long shard", ask, r"part-0\.bin.*SHA-256")]
 
 
 def stream_too_short(trial: Trial) -> Iterator[Comparison]:
