@@ -158,7 +158,7 @@ def interrupted_run_goes_on(trial: Trial) -> list[Comparison]:
         for kill, interval, flush in kills:
             when = f"killed after {kill} of {last}" if flush is None else f"killed at {whole.flushes[flush]}, its write {flush}"
             settings = {**problem.settings, "save_every": interval}
-            killed = replace(problem, output=problem.output.with_name(str(len(found))), settings=settings)
+            killed = replace(problem, output=problem.output.with_name(f"killed {len(found)}"), settings=settings)
             before = trial.pretrainer.run(killed, stop_after=None if flush else kill, stop_at=flush)
             rest = trial.pretrainer.run(killed, resume=True)
             done = last - len(rest.steps)
