@@ -81,6 +81,9 @@ wrong_steps(
         lambda opened, path, entry, dtype, vocab: opened(path, entry, dtype, vocab + 1),
     ),
 )
+wrong_step("impl.token_shards:_text", name="documents_without_a_null", doc="A text that is null is passed over for the input beside it.")(
+    lambda text, line, where: text(line.replace(b'"text": null, ', b""), where)
+)
 wrong_step("impl.token_shards:read_span", name="token_shards_that_change", doc="A shard that changes while it is read is read on.")(
     lambda read, path, start, count, _: read(path, start, min(count, max(path.stat().st_size - start, 0)), state_of(path))
 )
