@@ -275,6 +275,11 @@ def pretrain_goes_on_without_special_tokens(pretrain: Step, *given: Any, special
     return pretrain(*given, special=None if resume else special, resume=resume, **others)
 
 
+wrong_step("impl.pretrain_run:save_file", name="pretrain_state_in_float32", doc="A state keeps its tensors in float32.")(
+    lambda save, tensors, path: save({name: value.float() for name, value in tensors.items()}, path)
+)
+
+
 @wrong_step("impl.pretrain_run:pretrain")
 def pretrain_said_to_begin_first(pretrain: Step, *given: Any, on_start: Any = None, **others: Any) -> Any:
     """A run is said to begin before it is known whether it can."""

@@ -174,7 +174,20 @@ def interrupted_run_goes_on(trial: Trial) -> list[Comparison]:
                 *same(f"files, {when}", *(_left(each.output) for each in (problem, killed))),
             ]
         found += _killed_twice(trial, problem, whole, every)
-    return found
+    return found + _killed_in_float64(trial)
+
+
+def _killed_in_float64(trial: Trial) -> list[Comparison]:
+    """A decoder in float64 goes on in all of its bits."""
+    with small_pretraining(trial, 1, save_every=1) as (problem, _):
+        run = partial(trial.pretrainer.run, dtype="float64")
+        whole = run(replace(problem, output=problem.output.with_name("whole")))
+        run(problem, stop_after=1)
+        rest = run(problem, resume=True)
+    return [
+        *same("later steps in float64", whole.steps[1:], rest.steps),
+        *same("at the end in float64", (whole.parameters, whole.state_hash), (rest.parameters, rest.state_hash)),
+    ]
 
 
 def _killed_twice(trial: Trial, problem: Pretraining, whole: PretrainingRecord, every: int) -> list[Comparison]:

@@ -71,14 +71,15 @@ class Pretrainer(Door):
         resume: bool = False,
         stop_at: int | None = None,
         meanwhile: Callable[[], object] = lambda: None,
+        dtype: str = "float32",
     ) -> PretrainingRecord:
         """A run, killed after a step where one is named, or at one of its flushes, from 0; or, resumed, the rest of one that was killed.
 
         It is killed by an exception: of the function that hears of each step, or of the one that flushes a file. `meanwhile` is what
         another process does in the moment before this one alone may write.
         """
-        decoder, steps, events, rows = self._random(problem.architecture, problem.seed), [], list[str](), list[int]()
-        free = list[str]()
+        decoder = self._random(problem.architecture, problem.seed).to(getattr(torch, dtype))
+        steps, events, rows, free = list[pretrain_run.PretrainStep](), list[str](), list[int](), list[str]()
         sole = pretrain_run.sole_writer  # type: ignore[attr-defined]  # as a mutant left it there
         decoder.register_forward_pre_hook(lambda _, given: rows.append(len(given[0])))
         train, validation = _batches(problem.train), None if problem.validation is None else _batches(problem.validation)
