@@ -22,7 +22,8 @@ def probabilities_are_of_the_logits(trial: Trial) -> Iterator[Comparison]:
     """Every answer's probabilities are softmax, or with several labels sigmoid, of the logits that the same model gives for the text.
 
     The answered class has the largest of them, an answered label one above a half, and the loss of an evaluation is minus the logarithm
-    of the label's. Logits are the same without gradients as in training, bit for bit. The update and the head are drawn, so that the logits differ by one or two, and there are several batches of texts.
+    of the label's. Logits are the same without gradients as in training, bit for bit. The update and the head are drawn, so that the
+    logits differ by one or two, and there are several batches of texts.
     """
     rng, several = trial.rng("answers"), trial.seed % 2 == 1
     settings = _settings(rng, several, nf4=trial.seed % 4 >= 2)

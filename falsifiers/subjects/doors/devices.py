@@ -125,9 +125,9 @@ class FreshClassifier:
 
 @dataclass(frozen=True)
 class Answered:
-    """The answers of one model about some texts: the logits [texts, classes], also as training computes them, with a graph; by way of asking
-    the probabilities [texts, classes] and the classes, [texts] or with several labels a 0 or 1 for each, [texts, classes]; and the loss of
-    each text evaluated by itself, [texts]."""
+    """The answers of one model about some texts: the logits [texts, classes], also as training computes them, with a graph; by way of
+    asking the probabilities [texts, classes] and the classes, [texts] or with several labels a 0 or 1 for each, [texts, classes]; and the
+    loss of each text evaluated by itself, [texts]."""
 
     logits: Array
     logits_in_training: Array
