@@ -9,13 +9,13 @@ from blackswan.falsifiers.mutants.registry import applied
 from blackswan.falsifiers.subjects.doors.devices import Growth, Usage, Workload
 from blackswan.falsifiers.subjects.impl.memory import Memory
 from blackswan.falsifiers.system.footprint import SMALL
-from blackswan.falsifiers.system.resident import BITS, TABLES, stays
+from blackswan.falsifiers.system.resident import TABLES, stays
 from blackswan.falsifiers.system.workloads import FAMILIES
 from blackswan.impl.fused import step as step_module
 
 pytestmark = pytest.mark.usefixtures("few_tokens")
 DEVICE = torch.device("cpu")
-BEYOND, THAWED = f"bits of a projection's weight beyond {BITS}", "frozen tensors that require a gradient"
+BEYOND, THAWED = "bits of a projection's weight beyond its codes and scales", "frozen tensors that require a gradient"
 
 
 def run_of(backend: str, family: str = "llama") -> Workload:

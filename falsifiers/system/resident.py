@@ -33,7 +33,7 @@ def stays(work: Workload, taken: Estimate | Usage, on: str) -> list[Comparison]:
     beyond = 8 * (taken.resident - _beside(work, frozen, list(trained.values())) - own) / weights
     unsure = 8 * _unsure(work, len(base) + len(trained), on) / weights
     label = f"{work.backend}{', doubly quantised' * work.double_quantize}"
-    found = [value_at_most(f"{label}: bits of a projection's weight beyond {8 * own / weights:.3f}", beyond, unsure)]
+    found = [value_at_most(f"{label}: bits of a projection's weight beyond its codes and scales", beyond, unsure)]
     if isinstance(taken, Usage):
         found += same(f"{label}: frozen tensors that require a gradient", 0, taken.thawed)
     return found
