@@ -179,7 +179,7 @@ def run_leaves_a_thread(train: Any, run: Any) -> Any:
 @wrong_step("impl.fit:origin")
 def search_leaves_room_for_recursion(origin: Any, *given: Any) -> Any:
     """The search for a number that is not finite lets the process recurse more deeply for good."""
-    sys.setrecursionlimit(sys.getrecursionlimit() + 1000)
+    sys.setrecursionlimit(sys.getrecursionlimit() + 2000)
     return origin(*given)
 
 

@@ -24,6 +24,8 @@ SWITCHES = {
     "blackswan.impl.validation": ("_enabled",),
 }
 """Names of a module that hold for a block of a program, and which every call of the program asks."""
+PATIENCE = 5.0
+"""Seconds in which a thread that is about to end has to."""
 NARROW = {"bfloat16": "allow_bf16_reduced_precision_reduction", "float16": "allow_fp16_reduced_precision_reduction"}
 """Switches of torch that the choice of a GPU turns off for the process, as `impl.device.resolve_device` says; one turned on is a change."""
 
@@ -32,7 +34,7 @@ class Process:
     """The process as it is when this is made."""
 
     def __init__(self) -> None:
-        self._before, self._open = dict(_settings()), _open_files()
+        self._before, self._open, self._threads = dict(_settings()), _open_files(), set(threading.enumerate())
 
     def changes(self) -> list[str]:
         """What is otherwise now, in words; it is put back."""
@@ -45,7 +47,10 @@ class Process:
                     put_back(value)
         if _open_files() - self._open:
             gc.collect()  # what an error's traceback holds is let go of with it
-        return found + [f"{name} is open still" for name in sorted(_open_files() - self._open)]
+        found += [f"{name} is open still" for name in sorted(_open_files() - self._open)]
+        return found + [
+            f"thread {name} runs still" for name in sorted(map(_still_running, set(threading.enumerate()) - self._threads)) if name
+        ]
 
 
 def _open_files() -> set[str]:
@@ -67,7 +72,6 @@ def _settings() -> Iterator[tuple[str, Setting]]:
     yield "locale", (locale.setlocale(locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL))
     yield "collection of garbage", (gc.isenabled(), lambda on: gc.enable() if on else gc.disable())
     yield "handlers and level of the log", ((list(logging.root.handlers), logging.root.level), lambda _: None)
-    yield "threads that run", (_threads(), lambda _: None)
     yield "gradients", ((torch.is_grad_enabled(), torch.is_inference_mode_enabled()), lambda were: torch.set_grad_enabled(were[0]))
     put_back: dict[str, Callable[[Any], object]] = {
         "default dtype": torch.set_default_dtype,
@@ -82,9 +86,15 @@ def _settings() -> Iterator[tuple[str, Setting]]:
     yield from ((f"torch's {name}", (value, put_back.get(name, lambda _: None))) for name, value in torch_settings().items())
 
 
-def _threads() -> list[str]:
-    """Names of the threads that Python started; others, as those of a GPU's backward pass, only came by."""
-    return sorted(each.name for each in threading.enumerate() if not isinstance(each, threading._DummyThread))
+def _still_running(thread: threading.Thread) -> str:
+    """The name of a thread that Python started and that does not end by itself at once; else nothing.
+
+    Others, as those of a GPU's backward pass, only came by, and tqdm's, which watches all bars, stays for as long as the process.
+    """
+    if isinstance(thread, threading._DummyThread) or type(thread).__module__.startswith("tqdm."):
+        return ""
+    thread.join(PATIENCE)
+    return thread.name if thread.is_alive() else ""
 
 
 def _put_back_streams(before: tuple[Any, Any]) -> None:

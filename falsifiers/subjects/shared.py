@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ import torch
 SIGNALS = tuple(sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
 OF_TORCH = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_MODULE_LOADING")
 """Variables that torch sets when its compiler is first imported, and when it first uses a GPU."""
+DEPTH_OF_TORCH = 2000
+"""A limit of recursion up to which torch's compiler raises the process's when it first compiles."""
 LIMITS = tuple(name for name in dir(resource) if name.startswith("RLIMIT_"))
 Setting = tuple[Any, Callable[[Any], object]]
 """A value, and what puts it back."""
@@ -71,7 +73,7 @@ def process_settings() -> dict[str, Setting]:
         "working directory": (_here(), os.chdir),
         "mask of new files' modes": (_umask(), os.umask),
         "limits of resources": ({name: resource.getrlimit(getattr(resource, name)) for name in LIMITS}, _put_back_limits),
-        "limit of recursion": (sys.getrecursionlimit(), sys.setrecursionlimit),
+        "limit of recursion": (max(sys.getrecursionlimit(), DEPTH_OF_TORCH), sys.setrecursionlimit),
         "environment": ({name: value for name, value in os.environ.items() if name not in OF_TORCH}, _put_back_environment),
         "answers of NumPy to errors": (np.geterr(), lambda were: np.seterr(**were)),
         "digits of an integer": (sys.get_int_max_str_digits(), sys.set_int_max_str_digits),
@@ -102,7 +104,8 @@ def _umask() -> int:
 
 def _put_back_limits(before: dict[str, tuple[int, int]]) -> None:
     for name, limit in before.items():
-        resource.setrlimit(getattr(resource, name), limit)
+        with suppress(OSError, ValueError):  # a hard limit that was lowered stays so
+            resource.setrlimit(getattr(resource, name), limit)
 
 
 def _put_back_environment(before: dict[str, str]) -> None:
