@@ -34,7 +34,7 @@ def as_plain() -> Iterator[Answer]:
             for name, value in arguments.items():
                 if isinstance(value, Tensor):
                     yield f"{operation} by {kind}, {label}: {name} afterwards", to_numpy(whole[name].double()), to_numpy(value.double())
-            for name, one, other in zip(("result", *wrt), right, found, strict=True):
+            for name, one, other in zip(("result", *wrt, *(f"{each}, once more" for each in wrt)), right, found, strict=True):
                 yield f"{operation} by {kind}, {label}: {name}", to_numpy(one.double()), to_numpy(other.double())
                 yield f"{operation} by {kind}, {label}: {name}, dtype", str(one.dtype), str(other.dtype)
 
@@ -59,7 +59,7 @@ def _computed(function: Callable[..., Tensor], arguments: dict[str, Any], wrt: S
         return [y.detach()]
     # One graph is gone back through twice, with other gradients from above: each has its own answer, and the first one stays.
     first, second = (torch.autograd.grad(times * UPSTREAM * y.sum(), leaves, retain_graph=True) for times in (1, -2))
-    return [y.detach(), *(((one.double() - other.double()) / 3).to(one.dtype) for one, other in zip(first, second, strict=True))]
+    return [y.detach(), *first, *second]
 
 
 def _held(function: Callable[..., Tensor], arguments: dict[str, Any]) -> Tensor:
