@@ -109,7 +109,9 @@ class Pretrainer(Door):
             try:
                 result = pretrain_run.pretrain(*given, resume=resume, on_start=partial(began.append, 1), on_step=on_step)
             except (OSError, ValueError) as error:
-                raise RuntimeError(f"it was said to begin: {error}") if began and not steps else error from None
+                if began and not steps:
+                    raise RuntimeError(f"the run was said to begin, and then refused: {error}") from error
+                raise
         losses = [epoch.validation_loss for epoch in result.epochs]
         return PretrainingRecord(steps, losses, _parameters(decoder), result.state_hash, events, rows, free)
 
@@ -212,7 +214,7 @@ class TrainedDecoder(Session):
             found.append(_copy(positions))
             return x
 
-        real = torch.from_numpy(mask)
+        real = torch.from_numpy(mask).to(next(self._decoder.parameters()).device)
         with torch.no_grad(), replaced({"rope": rope, "attention": lambda q, **_: q}):
             self._decoder(real.long(), real)
         return found
