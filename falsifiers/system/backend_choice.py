@@ -31,7 +31,7 @@ def chosen_where_they_fit(trial: Trial) -> Iterator[Comparison]:
     the size of a head, NF4 blocks that do not end where the next weight begins, or quantised absmax."""
     rng = trial.rng("fit")
     base = {"family": str(rng.choice(FAMILIES)), "vocab": 40, "layers": 1, "heads": 2, "kv_heads": 1, "eps": 1e-6, "theta": 1e4}
-    fitting = {**base, "hidden": 128, "intermediate": int(rng.integers(50, 200)), "head_dim": int(rng.choice([8, 30]))}
+    fitting = {**base, "hidden": 128, "intermediate": int(rng.integers(50, 200)), "head_dim": int(rng.choice([8, 30, 256]))}
     nf4, card = {"quantize_nf4": True}, f"cuda:{rng.integers(16)}"
     asked: list[tuple[str, dict[str, Any], dict[str, Any], str | None]] = [
         ("plain", fitting, {}, None),

@@ -59,7 +59,7 @@ def killed_run_resumes(trial: Trial) -> list[Comparison]:
         alone = shutil.copytree(folder, Path(parent) / "alone")
         resumed = trial.trainer.fit(problem, folder, replace(plan, resume=True))
         by_one = trial.trainer.fit(problem, alone, replace(plan, resume=True, processes=0))
-    found = _failures(f"run resumed after {kill}", resumed)
+    found = [*_failures(f"run resumed after {kill}", resumed), *_failures(f"run of one worker after {kill}", by_one)]
     for rank, each in enumerate(killed.ranks):
         end = f"WorkerLost: rank {rank} of {WORKERS} lost" if rank != kill.rank else "KeyboardInterrupt" if kill.interrupt else KILLED
         if not each.ended.startswith(end) or _went_on(each.events, kill):
@@ -67,7 +67,7 @@ def killed_run_resumes(trial: Trial) -> list[Comparison]:
     return found or [
         *_epochs_are_complete(whole, len(problem.training)),
         *_same_samples(whole, killed, resumed),
-        *_same_samples(whole, killed, by_one),
+        *(replace(each, tensor=f"by one worker: {each.tensor}") for each in _same_samples(whole, killed, by_one)),
         *_same_end(whole, resumed),
     ]
 
