@@ -140,7 +140,7 @@ def estimate_calls_weights_activations(estimate: Step, *given: Any, **options: A
 
 
 def _from_few_layers(estimate: Step, config: Any, *given: Any, **options: Any) -> Any:
-    """As if each further layer added to the peak what the third one does."""
+    """Each further layer adds to the peak what the third one does."""
     if config.layers <= 3:
         return estimate(config, *given, **options)
     fewer, more = (estimate(replace(config, layers=layers), *given, **options) for layers in (2, 3))
@@ -156,7 +156,7 @@ wrong_step("impl.memory:estimate", name="estimate_from_few_layers", doc="A deep 
     _from_few_layers
 )
 wrong_step(
-    "impl.fused.memory:estimate_fused", name="estimate_by_hand_from_few_layers", doc="Deep hand-written layers are estimated from few."
+    "impl.fused.memory:estimate_fused", name="estimate_by_hand_from_few_layers", doc="A deep model by hand is estimated from few layers."
 )(_from_few_layers)
 wrong_step("impl.memory:_library_workspace", name="estimate_smaller_workspace", doc="A GPU that is not here gets the smaller workspace.")(
     lambda right, device: right(device) // 8

@@ -111,7 +111,7 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
     config["target_modules"] = sorted(config.get("target_modules") or [])
     tensors = same_tensors({PREFIX + name: value for name, value in model.trainable.items()}, stored)
     readable = same("modes of folder and files", dict.fromkeys(modes, oct(0o644)) | {"adapter": oct(0o755)}, modes)
-    named = model.scalars["targets"].replace("+", ",")  # in the order of a block, by which adapters were always saved
+    named = model.scalars["targets"].replace("+", ",")  # in the order of a block, as in adapters of before
     own = same(f"updates in {BESIDE}", {**{name: model.scalars[name] for name in ("rank", "alpha")}, "targets": named}, lora)
     return same_keys(ADAPTER_CONFIG, said, config) + tensors + metadata + readable + own + prepared
 

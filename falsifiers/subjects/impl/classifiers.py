@@ -173,7 +173,7 @@ class Classifiers(Door):
 
     def _without_update(self, made: Classifier) -> Classifier:
         if made.adaptation.nf4:
-            return made  # whose weights as they were before are not kept
+            return made  # a weight that is quantised is not kept beside it
         trainable = made.trainable_parameters()
         base = {name: value for name, value in made.state_dict().items() if name not in trainable}
         head = {name: value.detach() for name, value in trainable.items() if name.startswith("score.")}
