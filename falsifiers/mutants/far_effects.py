@@ -162,6 +162,22 @@ def held_out_loss_of_the_first_epoch(end: Any, self: Any, epoch: int) -> Any:
 # What a run leaves in its process, and on a full disk
 
 
+@wrong_step("impl.training_state:_digest")
+def state_known_by_its_first_mib(digest: Any, text: str, tensors: Any) -> Any:
+    """A state's checksum is that of the first MiB of each tensor."""
+    first = {name: value.flatten()[: 2**20 // value.itemsize] if value.nbytes > 2**20 else value for name, value in tensors.items()}
+    return digest(text, first)
+
+
+@wrong_step("impl.__main__:_run")
+def unread_run_is_done(run: Any, *given: Any) -> Any:
+    """A command whose output nobody reads any more ends as if it were done."""
+    try:
+        return run(*given)
+    except BrokenPipeError:
+        return 0
+
+
 @wrong_step("impl.training_state:write_atomically")
 def state_leaves_no_mask_of_modes(write: Any, path: Any, content: bytes) -> None:
     """Whatever the program writes after a run can be written by everybody: the mask of modes is read by setting it to 0."""

@@ -211,6 +211,16 @@ def pretrain_adds_to_old_gradients(correct: Step, self: Any, batch: Any) -> Any:
         return correct(self, batch)
 
 
+@wrong_step("impl.pretrain:StepFn._step")
+def pretrain_tries_again_on_top(correct: Step, self: Any, batch: Any) -> Any:
+    """A step that finds no memory is made again, and adds to the gradients that the first try left."""
+    try:
+        return correct(self, batch)
+    except torch.OutOfMemoryError:
+        with mock.patch.object(self.optimiser, "zero_gradients"):
+            return correct(self, batch)
+
+
 @wrong_step("impl.pretrain:StepFn.train")
 def pretrain_keeps_gradients(correct: Step, self: Any, batch: Any) -> Any:
     """The gradients stay after a step, and take their memory while a run validates."""

@@ -78,6 +78,7 @@ def broken_off_commands_say_so(trial: Trial) -> Iterator[Comparison]:
         made = len(metrics(full)) if (full / METRICS).exists() else 0
         yield from same("steps of a run whose state has no room, up to that state", at // 2 - 1, made)
         yield from _full(trial, "pretrain", problem.folder / "another full disk", int(rng.integers(1, 6)), pretrain, of_pretrain)
+        yield from _unread(trial, problem.folder, train, pretrain)
         yield from _metrics_without_room(trial, train, run, problem.folder / "no room for a line")
         yield from _told_how_to_go_on(trial, train, run, rng)
         yield from _told_how_to_go_on(trial, pretrain, None, rng)
@@ -87,6 +88,17 @@ def broken_off_commands_say_so(trial: Trial) -> Iterator[Comparison]:
             yield from _without_room(trial, name, problem.folder, int(rng.integers(1, 12)), arguments)
         yield from _ends(trial, reading["evaluate"])
         yield from _interrupted(trial, problem, pretrain, rng)
+
+
+def _unread(trial: Trial, folder: Path, *runs: tuple[object, ...]) -> Iterator[Comparison]:
+    """A run whose output nobody reads any more, by which it breaks off, is not said to be done."""
+    for arguments in runs:
+        output = folder / f"{arguments[0]} that nobody reads"
+        said = trial.commands.broken_off(
+            folder, BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)), 1, *arguments, f"--output={output}"
+        )
+        if said.status == 0:
+            yield broken(f"status of {arguments[0]} that breaks off because nobody reads it", "says that the run is done", "not 0", 0)
 
 
 def _ends(trial: Trial, arguments: tuple[object, ...]) -> Iterator[Comparison]:

@@ -42,6 +42,11 @@ LONG_ROW = 2**16 + 200
 END = 1  # <eos> of the shipped tokenizer
 STEPS = 8
 """A decoder that is trained by hand has a schedule of so many."""
+BROKEN = (("swiglu", 1), ("gradient of swiglu", 0), ("gradient of swiglu", 1), ("clip_by_global_norm", 0))
+"""Operations at which a step breaks off, with the number of the call."""
+ERRORS = ("KeyboardInterrupt", "OutOfMemoryError")
+OF_SUMS = 1e-4
+"""The error, relative to a tensor's norm, that sums in another order leave at most in a step; a gradient counted twice leaves 1."""
 HUGE = 1e37
 """A gain of this size leaves the loss finite, and not the gradient."""
 ROOT = 1e20
@@ -169,7 +174,7 @@ def _heldout(scripts: int) -> tuple[Array, int]:
 def state_hash_tells_states_apart(trial: Trial) -> Iterator[Comparison]:
     """The hash is SHA-256 over steps and moments; it is the same for the same state, and another for every other.
 
-    The same state has a decoder, too, at which gradients of something else were left before its steps.
+    The same state has a decoder, too, at which gradients of something else were left before its steps, or of which steps broke off.
     """
     rng, ask = trial.rng("state"), trial.pretrainer.state_hash
     architecture, made = small_architecture(rng), int(rng.integers(1, 3))
@@ -186,6 +191,28 @@ def state_hash_tells_states_apart(trial: Trial) -> Iterator[Comparison]:
         digest = ask(*state)
         yield value_at_most(f"SHA-256 of {name} differs", int(digest != _sha256(*state)), 0)
         yield value_at_most(f"wrongly told apart or not: {name}", int((digest == base) is (state is not again)), 0)
+    yield from _broken_steps(trial, architecture)
+
+
+def _broken_steps(trial: Trial, architecture: Mapping[str, Any]) -> Iterator[Comparison]:
+    """A step that an operation breaks off changes nothing; where it is made all the same, it is the step."""
+    rng = trial.rng("broken")
+    plain, mixed = (trial.pretrainer.random(architecture, trial.seed) for _ in range(2))
+    for number, (operation, nth) in enumerate(BROKEN):
+        ids, error = _ids(trial, number), str(rng.choice(ERRORS))
+        label = f"step {number + 1}, broken off by {error} in {operation}"
+        if not mixed.breaks(ids, operation, nth, error):
+            plain.train(ids)
+        (steps, expected), (made, found) = plain.state(), mixed.state()
+        yield from same(f"steps made after {label}", steps, made)
+        yield value_at_most(f"largest error of a tensor of the state after {label}", _error(expected, found), OF_SUMS)
+        plain.train(ids), mixed.train(ids)
+
+
+def _error(expected: Mapping[str, Array], found: Mapping[str, Array]) -> float:
+    """The largest norm of a tensor's error, over the tensor's own norm."""
+    errors = (np.linalg.norm(found[name] - value) / max(float(np.linalg.norm(value)), 1e-30) for name, value in expected.items())
+    return float(max(errors))
 
 
 def _trained(trial: Trial, architecture: Mapping[str, Any], steps: int, *, beside: bool = False) -> "TrainedDecoder":

@@ -81,6 +81,7 @@ TRAINING: dict[str, Values] = {
         "q_proj, v_proj",
         "q_proj;v_proj",
         "q_proj,all",
+        *(["q_proj", "v_prj"], ["q_prj"], [["q_proj"], "v_proj"], []),
         1,
         True,
     ),

@@ -32,6 +32,8 @@ from blackswan.reference.table import Array
 STATE, POSITION, RUN = "state/state.safetensors", "state/state.json", "run.json"
 RANK = 80
 """The largest factors of such a rank have more than 4 KiB, so that a checksum that is not that of all of a tensor shows."""
+LARGE_RANK = 20_000
+"""Factors of such a rank have more than a MiB."""
 UNREADABLE = Path("/proc/self/mem")
 """A regular file of Linux whose first bytes cannot be read, as on a disk that fails."""
 FREE = "save_every"
@@ -68,6 +70,7 @@ def refuses_training_state(trial: Trial) -> Iterator[Comparison]:
             yield trial.refuses(name, partial(trial.trainer.fit, given, there, plan), message, error)
             left = sorted(file for file, _ in content(there).items() ^ before.items() if file != ".lock")
             yield from same(f"files that {name} changes", [], left)
+        yield from _of_a_large_run(trial, folder.with_name("large"))
         yield from _beside_another(trial, problem, folder)
         if UNREADABLE.exists():
             shutil.copytree(folder, unread := folder.with_name("unread"))
@@ -81,6 +84,23 @@ def refuses_training_state(trial: Trial) -> Iterator[Comparison]:
         ask = partial(trial.trainer.fit, problem, notes.parents[1], Plan())
         yield trial.refuses("a folder of others in an adapter's place", ask, "last.*no adapter", "FileExistsError")
         yield from same("what the folder holds", {notes.name: b"mine"}, content(notes.parent))
+
+
+def _of_a_large_run(trial: Trial, folder: Path) -> Iterator[Comparison]:
+    """The checksum is that of all of a tensor of more than a MiB, whose last number is another one, or the same."""
+    problem = small_run(trial, lora_rank=LARGE_RANK)
+    trial.trainer.fit(problem, folder, Plan(save_every=1, stop_after=1))
+    whole, progress = read_state(folder / STATE)
+    large = max(whole, key=lambda name: whole[name].nbytes)
+    other = whole[large].copy()
+    other.flat[-1] = -1.0 - other.flat[-1]
+    sealed = sealed_state(whole, progress)
+    spoiled = sealed.replace(whole[large].tobytes(), other.tobytes())
+    damages = [
+        Damage(f"state: another last number of {large}", {STATE: spoiled}, "state.*damaged"),
+        Damage("state: large, with its own checksum", {STATE: sealed}, "", taken=True),
+    ]
+    yield from judged(trial, folder, damages, _on_a_copy(folder, lambda copy: trial.trainer.fit(problem, copy, Plan(resume=True)).result))
 
 
 def _beside_another(trial: Trial, problem: Problem, folder: Path) -> Iterator[Comparison]:

@@ -183,7 +183,7 @@ class Classifiers(Door):
 def _answered(pipeline: ClassifyPipeline, samples: list[Sample]) -> Answered:
     """By `predict`, by the command, by `forward_only` and by `evaluate`, which shows a single text's class in its confusion.
 
-    Each text is evaluated with another one's label before it is with its own.
+    Each text is evaluated with another one's label before it is with its own, in the same list, which is filled anew.
     """
     texts = [sample.text for sample in samples]
     tokens = [tensor.to(pipeline.device) for tensor in pipeline.tokens.batch(texts)]
@@ -197,8 +197,9 @@ def _answered(pipeline: ClassifyPipeline, samples: list[Sample]) -> Answered:
     assert passed.predicted is not None
     evaluations = []
     for sample, other in zip(samples, [*samples[1:], *samples[:1]], strict=True):
-        pipeline.evaluate([replace(sample, label=other.label)])
-        evaluations.append(pipeline.evaluate([sample]))
+        pipeline.evaluate(given := [replace(sample, label=other.label)])
+        given[0] = sample  # in the same list
+        evaluations.append(pipeline.evaluate(given))
     confusions = np.asarray([evaluation.confusion for evaluation in evaluations])
     shown = confusions.argmax(axis=2) % 2 if pipeline.config.multi_label else confusions.sum(axis=1).argmax(axis=1)
     probabilities = {"predict": pipeline.probabilities(texts).numpy(), "forward_only": passed.probabilities.cpu().numpy()}

@@ -21,6 +21,8 @@ from blackswan.falsifiers.subjects.doors.files import StreamRows, Tokens
 from blackswan.falsifiers.subjects.doors.training import Architecture, Pretraining, PretrainingRecord
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.kill_points import flushes
+from blackswan.falsifiers.subjects.impl.pipelines import ERRORS
+from blackswan.falsifiers.subjects.impl.watching import failing
 from blackswan.falsifiers.subjects.protocol import Session
 from blackswan.impl import decoder_optimiser, pretrain, pretrain_run, token_shards
 from blackswan.impl.checkpoint import load_decoder
@@ -204,6 +206,15 @@ class TrainedDecoder(Session):
     def train(self, input_ids: Array) -> float:
         """The loss of an optimiser step on all parameters, on rows [batch, seq] without padding."""
         return self._step.train(TokenBatch(torch.from_numpy(input_ids), torch.ones(input_ids.shape, dtype=torch.bool))).loss
+
+    def breaks(self, input_ids: Array, operation: str, nth: int, error: str) -> str:
+        """The error of a step in which an operation fails; none where the step is made all the same."""
+        with failing(operation, nth, ERRORS[error]):
+            try:
+                self.train(input_ids)
+            except BaseException as raised:  # also the one that Ctrl-C makes
+                return type(raised).__name__
+        return ""
 
     def positions(self, mask: Array) -> list[Array]:
         """The positions that queries and keys are rotated by on rows with that mask, whose attention takes each query for its answer: of
