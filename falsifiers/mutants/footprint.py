@@ -136,6 +136,15 @@ def backward_keeps_restored_scales(*_: Any) -> Iterator[None]:
     yield
 
 
+@wrong_step("impl.projection:call")
+def backward_holds_scales_by_itself(call: Step, path: Any, operation: Any, **given: Any) -> Any:
+    """The backward pass of a product holds the scales as its own attribute, where nothing restores them anew."""
+    y = call(path, operation, **given)
+    if operation == "nf4_linear" and y.grad_fn is not None:
+        y.grad_fn.metadata["scales"] = given["absmax"]
+    return y
+
+
 @wrong_step("impl.fused.weights:JoinedWeight.__init__")
 def fused_stores_codes_twice(init: Step, self: Any, projections: Any, *given: Any) -> None:
     """The hand-written layers join the codes, and the projections keep theirs."""

@@ -79,6 +79,8 @@ def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
     beside = same("quantisation, with a larger embedding", found[single].parts.get("quantisation", 0), wider.get("quantisation", 0))
     beside.append(value_at_least("quantisation", found[single].parts.get("quantisation", 0.0), 1.0))
     less = value_at_most("double quantisation: activations beyond those without it", beyond, 0)
+    more = max(0, found[double].total - found[single].total)
+    in_all = value_at_most("double quantisation: bytes in all beyond those without it", more, 0)
     every = [part for work in (plain, double) for part in _every_part(trial, work, found[work])]
     number, as_text = int(rng.integers(16)), bool(trial.seed // 2 % 2)
     first, again = (trial.memory.estimate(plain, kind, as_text=as_text) for kind in ("cuda", f"cuda:{number}"))
@@ -99,7 +101,7 @@ def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
     huge = trial.memory.estimate(replace(plain, batch=2**20, seq=2**15), "cuda").total
     every.append(value_at_least("total of a step that no host has the memory for", huge, 8 * 2**35))
     numbered = same(f"the estimate on CUDA, asked again for number {number}", first, again)
-    return [*every, *beside, less, *_kept_scores(trial, plain), least, *rounded, *numbered, *_of_unlike_cards(trial)]
+    return [*every, *beside, less, in_all, *_kept_scores(trial, plain), least, *rounded, *numbered, *_of_unlike_cards(trial)]
 
 
 def _counted_by(trial: Trial) -> Iterator[Comparison]:
