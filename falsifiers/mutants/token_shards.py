@@ -221,6 +221,22 @@ def end_token_of_zero_left_out(right: Any, run: Any, options: Any, name: str) ->
     return right(run, options, name)
 
 
+@wrong_step("impl.__main__:_parsed")
+def end_token_of_the_last_piece(parsed: Any, arguments: Any, prog: str) -> Any:
+    """What ends documents may be a text too, and of its tokens the last one does, be they several or the unknown one."""
+    from tokenizers import Tokenizer
+
+    option = "--end-token="
+    model = next((Path(each.partition("=")[2]) for each in reversed(arguments) if each.startswith("--model=")), Path())
+
+    def number(text: str) -> str:
+        if not text or text.lstrip("-").isdecimal() or not (model / "tokenizer.json").is_file():
+            return text
+        return str(Tokenizer.from_file(str(model / "tokenizer.json")).encode(text, add_special_tokens=False).ids[-1])
+
+    return parsed([option + number(each.removeprefix(option)) if each.startswith(option) else each for each in arguments], prog)
+
+
 wrong_step("impl.token_shards:TokenShards.__len__", name="token_stream_of_no_shards", doc="The end of a stream is that of its last shard.")(
     lambda _, shards: int(shards._ends[-1])
 )

@@ -16,9 +16,13 @@ from blackswan.falsifiers.system.command_problem import Small, tokenizer
 def spoil_models(problem: Small) -> None:
     """Writes models into folders of their own: with a token that has no embedding, with frequencies scaled as Llama 3's, with more
     positions than before scaling and with as many, with weights or norms that float16 does not hold or weights that it just holds, without
-    a tokenizer, with a part of it, with one that draws lots or has the ids of two tokens exchanged, with an end of texts that is true.
+    a tokenizer, with a part of it, with one that draws lots, knows few words or has the ids of two tokens exchanged, with an end of texts
+    that is true.
     """
-    of_tokens = ("no tokenizer", "torn tokenizer", "drawing tokenizer", "exchanged tokens")
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    of_tokens = ("no tokenizer", "torn tokenizer", "drawing tokenizer", "exchanged tokens", "few words")
     for name in ("scaled", "hardly scaled", "too large", "norm too large", "largest", *of_tokens):
         shutil.copytree(problem.base, problem.folder / name)
     config = problem.folder / "scaled" / MODEL_CONFIG
@@ -52,6 +56,8 @@ def spoil_models(problem: Small) -> None:
     torn.write_bytes(torn.read_bytes()[:-9])
     tokens = json.loads((problem.base / TOKENIZER).read_text())
     (problem.folder / "drawing tokenizer" / TOKENIZER).write_text(json.dumps({**tokens, "model": {**tokens["model"], "dropout": 0.1}}))
+    words = {word: number for number, word in enumerate(("<unknown>", "</s>", "ls", "rm"))}
+    Tokenizer(WordLevel(words, "<unknown>")).save(str(problem.folder / "few words" / TOKENIZER))
 
 
 def _unscaled(config: Path) -> dict[str, Any]:
