@@ -5,7 +5,9 @@ import math
 import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -425,3 +427,23 @@ wrong_steps(
 def pretrain_command_on_the_cpu(make: Step, options: Any) -> Any:
     """The decoder is on the CPU, whatever --device says."""
     return make(Namespace(**{**vars(options), "device": "cpu"}))
+
+
+@wrong_step("impl.pretrain_run:sole_writer")
+@contextmanager
+def pretrain_state_in_background(alone: Step, folder: Path) -> Iterator[None]:
+    """Another thread hashes and writes a state, of the very tensors that the next steps move."""
+    from blackswan.impl.pretrain_run import _Run
+
+    save, written = _Run._save, list[Any]()
+
+    def begun(run: Any, position: Any) -> None:
+        for each in written:
+            each.result()
+        aside = copy(run)
+        aside.step = copy(run.step)
+        aside.step.optimiser = copy(run.step.optimiser)  # whose number of steps stays
+        written[:] = [pool.submit(save, aside, position)]
+
+    with alone(folder), ThreadPoolExecutor(1) as pool, mock.patch.object(_Run, "_save", begun):
+        yield

@@ -174,7 +174,7 @@ def interrupted_run_goes_on(trial: Trial) -> list[Comparison]:
                 *same(f"files, {when}", *(_left(each.output) for each in (problem, killed))),
             ]
         found += _killed_twice(trial, problem, whole, every)
-    return found + _killed_in_float64(trial)
+    return found + _killed_in_float64(trial) + _on_a_slow_disk(trial)
 
 
 def _killed_in_float64(trial: Trial) -> list[Comparison]:
@@ -188,6 +188,22 @@ def _killed_in_float64(trial: Trial) -> list[Comparison]:
         *same("later steps in float64", whole.steps[1:], rest.steps),
         *same("at the end in float64", (whole.parameters, whole.state_hash), (rest.parameters, rest.state_hash)),
     ]
+
+
+def _on_a_slow_disk(trial: Trial) -> list[Comparison]:
+    """Where a step is made before a state is hashed and on the disk, if the run does not wait for that, the state is the one that a run
+    leaves which was killed after the state's own step."""
+    with small_pretraining(trial, 2, save_every=2) as (problem, _):
+        problem = replace(problem, train=replace(problem.train, batch=2))  # of three steps an epoch at least
+        other = replace(problem, output=problem.output.with_name("slow"))
+        trial.pretrainer.run(problem, stop_after=2)
+        trial.pretrainer.run(other, stop_after=3, slowly=True)
+        states = [load_file(each.output / "state" / "state.safetensors") for each in (problem, other)]
+        found = same("state on a slow disk", *states)
+        if not all(each.held for each in found):
+            return found
+        rests = [trial.pretrainer.run(each, resume=True) for each in (problem, other)]
+    return found + same("steps and hash after a state on a slow disk", *((rest.steps, rest.state_hash) for rest in rests))
 
 
 def _killed_twice(trial: Trial, problem: Pretraining, whole: PretrainingRecord, every: int) -> list[Comparison]:

@@ -4,7 +4,7 @@ import argparse
 import fcntl
 import io
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict
 from functools import cached_property, partial
 from itertools import islice
@@ -23,6 +23,7 @@ from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.kill_points import flushes
 from blackswan.falsifiers.subjects.impl.pipelines import ERRORS
 from blackswan.falsifiers.subjects.impl.watching import failing
+from blackswan.falsifiers.subjects.impl.slow_disk import slow, until_the_next_step
 from blackswan.falsifiers.subjects.protocol import Session
 from blackswan.impl import decoder_optimiser, pretrain, pretrain_run, token_shards
 from blackswan.impl.checkpoint import load_decoder
@@ -74,11 +75,13 @@ class Pretrainer(Door):
         stop_at: int | None = None,
         meanwhile: Callable[[], object] = lambda: None,
         dtype: str = "float32",
+        slowly: bool = False,
     ) -> PretrainingRecord:
         """A run, killed after a step where one is named, or at one of its flushes, from 0; or, resumed, the rest of one that was killed.
 
         It is killed by an exception: of the function that hears of each step, or of the one that flushes a file. `meanwhile` is what
-        another process does in the moment before this one alone may write.
+        another process does in the moment before this one alone may write. `slowly`: other threads hash and write a state so slowly that
+        the next step is made meanwhile.
         """
         decoder = self._random(problem.architecture, problem.seed).to(getattr(torch, dtype))
         steps, events, rows, free = list[pretrain_run.PretrainStep](), list[str](), list[int](), list[str]()
@@ -106,7 +109,8 @@ class Pretrainer(Door):
         began = list[int]()
         result = pretrain_run.PretrainResult((), (), "")
         alone = mock.patch.object(pretrain_run, "sole_writer", sole_writer)
-        with suppress(_KilledError), flushes(problem.output, on_flush), alone:
+        disk = slow(until_the_next_step([*decoder.parameters()])) if slowly else nullcontext()
+        with suppress(_KilledError), flushes(problem.output, on_flush), disk, alone:
             given = (decoder, train, validation, settings, problem.output, problem.tokenizer)
             try:
                 result = pretrain_run.pretrain(*given, resume=resume, on_start=partial(began.append, 1), on_step=on_step)
