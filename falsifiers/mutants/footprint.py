@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -210,3 +211,21 @@ def gradients_of_a_batch_side_by_side(accumulate: Step, self: Any, batch: Any) -
 wrong_steps(
     "impl.fused.memory:BLOCK", estimate_by_hand_without_blocks=("Small tensors of hand-written steps take no whole blocks.", lambda _: 1)
 )
+
+
+@wrong_step("impl.apr_write:save_apr")
+def apr_converted_ahead_of_a_slow_disk(save: Step, path: Any, checkpoint: Any, metadata: Any, dtype: Any = None) -> None:
+    """Another thread converts tensor after tensor, and all that the disk has not taken yet pile up."""
+    from blackswan.impl import apr_write
+    from blackswan.impl.decoder import parameter_shapes
+
+    content = apr_write._content
+    with ThreadPoolExecutor(1) as pool:
+        names = apr_write._in_order(parameter_shapes(checkpoint.config))
+        made = pool.map(lambda name: content(name, checkpoint.tensors[name], dtype), names)
+
+        def taken(*_: Any) -> Any:  # not a mock, which would hold what it is given
+            return next(made)
+
+        with mock.patch.object(apr_write, "_content", taken):
+            save(path, checkpoint, metadata, dtype)

@@ -301,7 +301,7 @@ def quantised_one_at_a_time(trial: Trial) -> Iterator[Comparison]:
     """
     rng = trial.rng("shards")
     hidden, intermediate = 64 * int(rng.integers(1, 3)), 64 * int(rng.integers(2, 4))
-    work = replace(SMALL, vocab=16, hidden=hidden, intermediate=intermediate, layers=6, head_dim=hidden // 4)
+    work = replace(SMALL, vocab=16, hidden=hidden, intermediate=intermediate, layers=10, head_dim=hidden // 4)
     tensors, _ = split(work, drawn(rng, work))
     with tempfile.TemporaryDirectory() as folder:
         _write_shards(Path(folder), tensors, work, shards=int(rng.integers(2, 4)))

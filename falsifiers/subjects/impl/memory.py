@@ -20,6 +20,7 @@ from blackswan.falsifiers.subjects.doors.devices import Estimate, Growth, Quanti
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.allocator import allocated
 from blackswan.falsifiers.subjects.impl.devices import batch_of, trainer_of
+from blackswan.falsifiers.subjects.impl.slow_disk import held_by_then, slow
 from blackswan.falsifiers.subjects.protocol import Lacks
 from blackswan.impl import adapter, allocations, apr_write, checkpoint, classifier, dispatch, kernels, memory, merge
 from blackswan.impl.commands import common
@@ -184,10 +185,14 @@ class Memory(Door):
         return Quantised(taken["peak"], resident, {name.removesuffix(".quantized.absmax"): value for name, value in absmax.items()})
 
     def written(self, folder: Path) -> dict[str, int]:
-        """The host's allocator at the peak where a checkpoint is written as an .apr file, and where it is merged with an update."""
-        peaks = dict[str, int]()
+        """The host's allocator at the peak where a checkpoint is written as an .apr file, and where it is merged with an update.
+
+        The disk is slow. Where other threads allocate, which the allocator's record does not see, it is what is held at a write.
+        """
+        peaks, sizes = dict[str, int](), _sizes(folder)
         for name in ("exported", "merged"):
-            with allocated(torch.device("cpu"), _sizes(folder)) as taken:
+            held = list[int]()
+            with allocated(torch.device("cpu"), sizes) as taken, slow(held_by_then(sizes, held)):
                 stored, output = checkpoint.load_checkpoint(folder), folder / f"{name}.apr"
                 if name == "exported":
                     apr_write.export_apr(stored, folder, output, "float16")
@@ -195,7 +200,7 @@ class Memory(Door):
                     adaptation = classifier.Adaptation(2, 1, 2.0, "all")
                     update = adapter.Adapter(adaptation, classifier.initial_trainable(stored.config, adaptation, 0))
                     merge.save_merged(output, stored, update, source=folder)
-            peaks[name] = taken["peak"]
+            peaks[name] = max(taken["peak"], *held)
         return peaks
 
     def held(self, work: Workload) -> int:
