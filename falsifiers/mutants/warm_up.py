@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 
 Step = Callable[..., Any]
@@ -138,3 +140,16 @@ def warm_up_of_one_label_alone(rehearse: Step, pipeline: Any, make: Any) -> None
         rehearse(pipeline, make)
     finally:
         pipeline.config = kept
+
+
+@wrong_step("impl.pipeline:warmed")
+def warm_up_tried_again_beside_the_first(warmed: Step, device: Any, rehearse: Step, load: Step) -> Any:
+    """A warm-up that finds no memory is tried again while its error still holds all that the first try took."""
+
+    def twice() -> None:
+        try:
+            rehearse()
+        except torch.OutOfMemoryError:
+            rehearse()
+
+    return warmed(device, twice, load)

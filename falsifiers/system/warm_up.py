@@ -22,14 +22,17 @@ FAILURES = (("rms_norm", ""), ("attention", ""), ("swiglu", "backward"), ("atten
 ERRORS = ("RuntimeError", "FileNotFoundError", "ImportError", "AttributeError", "ValueError", "AssertionError", "NotImplementedError")
 """What a compiler, a library or Triton raises where it is not there, or cannot do what is asked."""
 
+NO_MEMORY = "OutOfMemoryError"
+"""What torch raises where a device has no memory left, which may be tried again."""
+
 
 def kernels_come_before_weights(trial: Trial) -> Iterator[Comparison]:
     """Whatever a step and an answer compute was computed, in its dtype and widths, before the first weight was asked for.
 
     The decoder's step is of as many tokens as 16 divides, the classifier's of others. Where that fails, by whatever error, no weight is
-    asked for and the failure is said with its reason; that a weight cannot be read is no such failure. On a CPU nothing is computed
-    before; there another kind of device is feigned as well. Samples have several labels, or classes weights, as numbers and as a word, and
-    texts may be shorter than those that are computed before.
+    asked for and the failure is said with its reason; where it is tried again, nothing of the first try is held then. That a weight cannot
+    be read is no such failure. On a CPU nothing is computed before; there another kind of device is feigned as well. Samples have several
+    labels, or classes weights, as numbers and as a word, and texts may be shorter than those that are computed before.
     """
     rng = trial.rng("warm-up")
     for kind, backend in (*(("classifier", backend) for backend in trial.trainer.backends), ("decoder", "torch")):
@@ -40,7 +43,9 @@ def kernels_come_before_weights(trial: Trial) -> Iterator[Comparison]:
             yield from _warm(trial, kind, replace(work, seq=seq), settings)
         # The hand-written layers' steps call no operation by name; answers do.
         possible = [failure for failure in FAILURES if backend != "fused" or not failure[1]]
-        yield from _refused(trial, kind, work, *possible[int(rng.integers(len(possible)))])
+        chosen = possible[int(rng.integers(len(possible)))]
+        for error in (ERRORS[int(trial.rng(f"error of {kind}").integers(len(ERRORS)))], NO_MEMORY):
+            yield from _refused(trial, kind, work, *chosen, error)
         yield from same(
             f"{kind}: Ctrl-C before the weights", "KeyboardInterrupt", trial.devices.opening(work, kind).interrupted("rms_norm")
         )
@@ -66,9 +71,10 @@ def _warm(trial: Trial, kind: str, work: Workload, settings: dict[str, Any]) -> 
     return [*same(f"{label}: computed only after the weights came", [], late), value_at_least(f"{label}: weights", len(asked), 1), longest]
 
 
-def _refused(trial: Trial, kind: str, work: Workload, failing: str, passes: str) -> list[Comparison]:
-    opening, error = trial.devices.opening(work, kind), ERRORS[int(trial.rng(f"error of {kind}").integers(len(ERRORS)))]
+def _refused(trial: Trial, kind: str, work: Workload, failing: str, passes: str, error: str) -> list[Comparison]:
+    opening = trial.devices.opening(work, kind)
     label = f"{kind} ({work.backend}): {failing} fails {passes}".rstrip()
     reason = rf"cannot run on \w+.*{error}: .*{re.escape(failing)} does not compile.*no weight"
     refused = trial.refuses(f"{label}, {error}", lambda: opening.open(failing, passes, error), reason, "WarmUpFailed")
-    return [refused, *same(f"{label}: weights asked for", [], opening.asked())]
+    held = same(f"{label}: held of what failed, when it is tried again", [], opening.still_held())
+    return [refused, *same(f"{label}: weights asked for", [], opening.asked()), *held]

@@ -1,6 +1,8 @@
 """Models of `impl` as a run opens them on a device: what is computed before the first weight is asked for, and what is afterwards."""
 
 import builtins
+import gc
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -8,6 +10,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from blackswan.falsifiers.subjects.conversion import config_of
 from blackswan.falsifiers.subjects.doors.devices import Workload
@@ -46,13 +49,19 @@ class Opening(Session):
         self._before: list[str] | None = None
         self._model: Any = None
         self._longest, self._readable = 0, True
+        self._failures: list[str] = []
+        self._results: list[tuple[str, StorageWeakRef]] = []
+        self._still_held: list[str] = []
 
     def open(self, failing: str | None = None, passes: str = "", error: str = "RuntimeError", feigned: bool = True) -> None:
-        """Opens it. The operation `failing` raises that error of Python's, forward or (`passes` is backward) in the backward pass."""
+        """Opens it. The operation `failing` raises that error of Python's or of torch's, forward or (`passes` is backward) in the backward
+        pass. Nobody sleeps meanwhile."""
         with ExitStack() as stack:
             if failing is not None:
-                wrong = (_backwards if passes == "backward" else _failing)(failing, getattr(builtins, error))
+                kind = getattr(builtins, error, None) or getattr(torch, error)
+                wrong = (_backwards if passes == "backward" else _failing)(failing, kind, self._failures.append)
                 stack.enter_context(dispatch.replaced({failing: wrong}))
+                stack.enter_context(mock.patch.object(time, "sleep"))
             if feigned:
                 stack.enter_context(mock.patch.object(warm_up, "COLD", ()))
             stack.enter_context(dispatch.wrapping(self._around))
@@ -91,6 +100,10 @@ class Opening(Session):
     def longest(self) -> int:
         """The most tokens that a text of all that was computed has had, padding among them."""
         return self._longest
+
+    def still_held(self) -> list[str]:
+        """What was computed before a failure, and was still held when something was computed again after it."""
+        return self._still_held
 
     def used(self) -> list[str]:
         """What a step of training on the open model, and an answer, compute."""
@@ -152,7 +165,15 @@ class Opening(Session):
         self._computed.append(said)
         if operation == "embedding":
             self._longest = max(self._longest, arguments["input_ids"].shape[1])
+        if self._failures:
+            gc.collect()
+            held = (each for each, storage in self._results if not storage.expired())  # type: ignore[no-untyped-call]  # torch
+            self._still_held += held
+            self._failures.clear()
+            self._results.clear()
         result = function(**arguments)
+        if isinstance(result, Tensor) and result.ndim > 2:
+            self._results.append((said, StorageWeakRef(result.untyped_storage())))  # type: ignore[no-untyped-call]  # torch
         if isinstance(result, Tensor) and result.requires_grad:
             result.register_hook(lambda _: self._computed.append(f"backward: {said}"))  # type: ignore[no-untyped-call]  # torch
         return result
@@ -187,16 +208,17 @@ def _kinds(operation: str, arguments: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} {str(value.dtype).removeprefix('torch.')}{width}"
 
 
-def _failing(operation: str, error: type[BaseException]) -> Callable[..., Any]:
+def _failing(operation: str, error: type[BaseException], tell: Callable[[str], None]) -> Callable[..., Any]:
     def failing(**_: Any) -> Any:
+        tell(operation)
         raise error(f"{operation} does not compile")
 
     return failing
 
 
-def _backwards(operation: str, error: type[BaseException]) -> Callable[..., Any]:
+def _backwards(operation: str, error: type[BaseException], tell: Callable[[str], None]) -> Callable[..., Any]:
     """The right operation, whose backward pass fails."""
-    failing = _failing(operation, error)
+    failing = _failing(operation, error, tell)
     return lambda **arguments: _NoBackward.apply(OPERATIONS[operation](**arguments), failing)  # type: ignore[no-untyped-call]  # torch
 
 
