@@ -22,8 +22,8 @@ from blackswan.falsifiers.subjects.doors.training import Architecture, Pretraini
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.kill_points import flushes
 from blackswan.falsifiers.subjects.impl.pipelines import ERRORS
-from blackswan.falsifiers.subjects.impl.watching import failing
 from blackswan.falsifiers.subjects.impl.slow_disk import slow, until_the_next_step
+from blackswan.falsifiers.subjects.impl.watching import failing
 from blackswan.falsifiers.subjects.protocol import Session
 from blackswan.impl import decoder_optimiser, pretrain, pretrain_run, token_shards
 from blackswan.impl.checkpoint import load_decoder
