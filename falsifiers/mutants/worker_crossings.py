@@ -50,6 +50,14 @@ wrong_step("impl.group:DistributedGroup.gather_text", name="workers_talk_in_lett
 )
 
 
+@wrong_step("impl.group:DistributedGroup.gather_text")
+def workers_talk_in_pieces(gather: Any, group: Any, text: str) -> list[str]:
+    """A text of more than a kibibyte is sent in two pieces, of which each is decoded by itself."""
+    content = text.encode(errors="backslashreplace")
+    pieces = [gather(group, piece.hex()) for piece in (content[:1024], content[1024:])]
+    return ["".join(bytes.fromhex(piece).decode() for piece in each) for each in zip(*pieces, strict=True)]
+
+
 @wrong_step("impl.agreement:_shared_kind")
 def shared_errors_of_few_kinds(_: Any, error: Exception) -> type[Exception]:
     """An error of a subclass, as that of a folder in use, ends several workers as another error."""

@@ -28,6 +28,10 @@ NO_UTF8 = os.fsdecode(b"\xe9")
 WORKERS, EPOCHS, BATCH, SAVE_EVERY = 2, 2, 3, 2
 LONG = ", more" * 11_000 + ", and an end"
 """More letters than 16 bits count."""
+LETTERS = "xé日𝔘"
+"""Characters of 1, 2, 3 and 4 bytes."""
+POWERS = range(3, 15)
+"""Texts of about so many bytes, as powers of two."""
 SEVERAL, SEVERAL_CHUNK = 4, 13
 """So many workers have an order, and sum and compare so many elements at a time."""
 MOMENTS = (("read", "after the sum"), ("before the sum",), ("os.rename state/.partial-state.safetensors",))
@@ -115,7 +119,8 @@ def several_agree(trial: Trial) -> Iterator[Comparison]:
 
     They sum in their order: float32 has other bits in another one; and float64 and large counts in their own dtype. A tensor differs by
     two signs in float64, by the sign of a zero, by two elements and by two whole chunks that are exchanged. Tensors in float16 and uint8,
-    whose bytes four does not divide, differ in their last number.
+    whose bytes four does not divide, differ in their last number. Texts of about as many bytes as powers of two arrive as they are, with
+    a character of 1 to 4 bytes there at each of its places, long beside short.
     """
     rng = trial.rng("several")
     alike = np.broadcast_to(rng.standard_normal(4 * SEVERAL_CHUNK), (SEVERAL, 4 * SEVERAL_CHUNK))
@@ -139,17 +144,35 @@ def several_agree(trial: Trial) -> Iterator[Comparison]:
     told += ["", f"WorkerFailed: tensor 1 of rank {first} differ"]
     told += [f"WorkerFailed: tensor 0 of rank {rank} differ" for rank in (first, third)]
     told += [f"ValueError: rank {others}: another text"]
-    reason = "the first line\nand the second, that says what to do" + LONG
-    told.append(f"ValueError: rank {SEVERAL - 1} of {SEVERAL}: {reason}")
+    reasons = ["the first line\nand the second, that says what to do" + LONG, *(_text(POWERS[-1], LETTERS[-1], at) for at in range(4))]
+    told += [f"ValueError: rank {SEVERAL - 1} of {SEVERAL}: {reason}" for reason in reasons]
     told.append(f"ValueError: rank {SEVERAL - 2} of {SEVERAL}: the first (also on rank {SEVERAL - 1})")
     told.append(f"OSError {errno.ENOSPC}: rank {SEVERAL - 1} of {SEVERAL}: ")
     told += [f"WorkerFailed: rank {SEVERAL - 1} of {SEVERAL}: ", ""]
     groups: list[list[Array]] = [[own, precise, counted], [signs], [places], [pieces], [zero], [alike], [alike, one, other], [half], [byte]]
     totals = [reduce(np.add, each) for each in groups[0]]
-    for rank, (said, summed) in enumerate(trial.trainer.agree(groups, texts, reason, SEVERAL_CHUNK)):
+    for rank, (said, summed) in enumerate(trial.trainer.agree(groups, texts, reasons, SEVERAL_CHUNK)):
         begun = [text[: len(expected)] if expected else text for text, expected in zip(said, told, strict=False)]
         yield from same(f"what rank {rank} of several is told", told, begun)
         yield from same(f"sums on rank {rank} of several", totals, summed)
+    sent = [each for power in POWERS for each in rng.permutation(_texts(power)).reshape(-1, SEVERAL).tolist()]
+    for rank, got in enumerate(trial.trainer.gathered(sent)):
+        yield from same(f"texts of all on rank {rank} of several", sent, got)
+
+
+def _texts(power: int) -> list[str]:
+    """Texts of 2ᵖᵒʷᵉʳ bytes and a little more or less: of characters of each width, of which each place in turn is there, or the end of
+    one, where those bytes end; empty ones besides."""
+    size = 1 << power
+    across = [_text(power, letter, at) for width, letter in enumerate(LETTERS, 1) for at in range(width)]
+    exact = [letter * (size // width) + "x" * (size % width) for width, letter in enumerate(LETTERS, 1)]
+    return [*across, *exact, "x" * (size - 1), ""]
+
+
+def _text(power: int, letter: str, at: int) -> str:
+    """A text in which so many bytes of a character stand before the end of the first 2ᵖᵒʷᵉʳ bytes, and the rest after it."""
+    count, lead = divmod((1 << power) - at, len(letter.encode()))
+    return "x" * lead + letter * (count + 1) + "."
 
 
 def failures_are_told(trial: Trial) -> Iterator[Comparison]:

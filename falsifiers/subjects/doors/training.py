@@ -345,8 +345,16 @@ class Trainer(Protocol):
         The n-th run is in the folder `n`, and goes on from the state there, if there is one. "" stands for no error, and is the last.
         """
 
-    def agree(self, held: Sequence[Sequence[Array]], texts: Sequence[str], reason: str, chunk: int) -> list[tuple[list[str], list[Array]]]:
-        """What each worker is told and what it sums: of groups of tensors [workers, …] and of texts, and where the last of them fails."""
+    def agree(
+        self, held: Sequence[Sequence[Array]], texts: Sequence[str], reasons: Sequence[str], chunk: int
+    ) -> list[tuple[list[str], list[Array]]]:
+        """What each worker is told and what it sums: of groups of tensors [workers, …] and of texts, and where the last of them fails.
+
+        It fails for each of the reasons in turn.
+        """
+
+    def gathered(self, texts: Sequence[Sequence[str]]) -> list[list[list[str]]]:
+        """Of each worker what it is given of the texts that all of them send, for each of these [workers] in turn."""
 
     def patience(self, seconds: float) -> list[float | str]:
         """How long each of two workers on CPUs waits for what the other one sends, where both were told so many seconds; or its error."""

@@ -98,10 +98,17 @@ class Trainer(Door):
         outcomes = on_ranks(_patience, 2, (seconds,), "cpu", by_environment=True)
         return [outcome.ended or outcome.answer for outcome in outcomes]
 
-    def agree(self, held: Sequence[Sequence[Array]], texts: Sequence[str], reason: str, chunk: int) -> list[tuple[list[str], list[Array]]]:
+    def agree(
+        self, held: Sequence[Sequence[Array]], texts: Sequence[str], reasons: Sequence[str], chunk: int
+    ) -> list[tuple[list[str], list[Array]]]:
         """What each worker is told and what it sums: of groups of tensors [workers, …] and of texts, and where the last of them fails."""
-        outcomes = on_ranks(parallel_steps.agree, len(texts), (held, texts, reason, chunk), self._device)
+        outcomes = on_ranks(parallel_steps.agree, len(texts), (held, texts, reasons, chunk), self._device)
         return [outcome.answer or ([outcome.ended], []) for outcome in outcomes]
+
+    def gathered(self, texts: Sequence[Sequence[str]]) -> list[list[list[str]]]:
+        """The texts of all workers as each has them."""
+        outcomes = on_ranks(parallel_steps.gather_texts, len(texts[0]), (texts,), self._device)
+        return [outcome.answer or [[outcome.ended]] for outcome in outcomes]
 
     def kept(self, folder: Path) -> Kept:
         """Reads the folder of a run without `impl`."""
