@@ -1,6 +1,7 @@
 """Wrong pre-training runs: their steps, states and records, and the command that makes them; one step of `impl` replaced each."""
 
 import hashlib
+import json
 import math
 import re
 from argparse import Namespace
@@ -397,6 +398,17 @@ wrong_steps(
         lambda init, self, **given: init(self, **{"weight_decay": 0.01, **given}),
     ),
 )
+
+
+@wrong_step("impl.__main__:_parsed")
+def pretrain_file_without_its_nulls(parsed: Any, arguments: Any, prog: str) -> Any:
+    """Settings of pre-training are taken from a JSON file too, in which null is no value, also where it says that nothing is clipped."""
+    option, given = "--config=", list[str]()
+    if "pretrain" in arguments[:1]:
+        for path in (each.removeprefix(option) for each in arguments if each.startswith(option)):
+            values = json.loads(Path(path).read_text())
+            given += [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
+    return parsed([*(each for each in arguments if not (given and each.startswith(option))), *given], prog)
 
 
 def _of_dtypes(load: Step, self: Any, tensors: Any, steps: int) -> None:

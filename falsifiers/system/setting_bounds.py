@@ -117,6 +117,11 @@ DEFAULTS: dict[str, Any] = {
 OF_BATCHES = {"batch": 8, "seq": 512, "seed": 0}
 HELP = {"learning_rate": "3e-4", "gradient_clip_norm": "1", "save_every": "after each epoch"}
 """What a pre-training run has where nothing is given, and how the help says it where it does so otherwise than Python."""
+AWAY = {
+    **{"epochs": 2, "micro_batch": 3, "learning_rate": 2e-4, "warmup_fraction": 0.25, "schedule": "linear", "weight_decay": 0.2},
+    **{"gradient_clip_norm": None, "save_every": 1},
+}
+"""Other settings of a pre-training run, all of them."""
 FILES: dict[str, tuple[bytes, int | None]] = {
     "epochs is given twice, first in line 1": (b"epochs: 2\nseed: 1\nepochs: 2\n", 3),
     "the nearest is 'lora_rank'": (b"seed: 1\nlora_rnk: 2\n", 2),
@@ -187,7 +192,10 @@ def _too_long() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def pretraining_settings_have_bounds(trial: Trial) -> Iterator[Comparison]:
-    """The same of a pre-training run, by Python and by options; with the options of its batches. The help says each default as it is."""
+    """The same of a pre-training run, by Python and by options; with the options of its batches. The help says each default as it is.
+
+    A file of settings is refused, or each of them is the run's as the file says it.
+    """
     yield from same("settings where none is given", DEFAULTS, trial.pretrainer.settings({}))
     text = " ".join(trial.pretrainer.help().split())
     said = {name: re.search(rf"--{_dashed(name)} [A-Z]+ [^()]*\(default: ([^)]*)\)", text) for name in (*DEFAULTS, *OF_BATCHES)}
@@ -203,6 +211,23 @@ def pretraining_settings_have_bounds(trial: Trial) -> Iterator[Comparison]:
                 if not isinstance(value, list | dict) and value not in (None, "1_0"):  # Python's own reading of a number
                     asked = f"{name} = {value!r} by option"
                     yield from _answered(trial, asked, (*where, *_options({name: value})), f"{name}|--{_dashed(name)}", taken=taken)
+        yield from _of_a_file(trial, Path(parent))
+
+
+def _of_a_file(trial: Trial, folder: Path) -> Iterator[Comparison]:
+    """JSON, which YAML is too: with null for a norm that nothing clips, and another value than the default's for each of the others."""
+    (folder / "settings.json").write_text(json.dumps(AWAY))
+    tokens, run = write_shards(folder / "more tokens", [np.arange(100)]), folder / "of a file"
+    where = ("pretrain", f"--model={CHECKPOINT}", f"--tokens={tokens}", f"--output={run}", "--batch=4", "--seq=8")
+    said = trial.commands.attempt(*where, f"--config={folder / 'settings.json'}")
+    if said.status == 0:
+        stated = json.loads((run / "state" / "state.json").read_text())["run"]
+        expected = {name: value for name, value in AWAY.items() if name != "save_every"}  # by which no run is another
+        yield from same("settings of a run by a file", expected, {name: stated.get(name, "not stated") for name in expected})
+    else:
+        yield from same(
+            "status and output of pretrain by a file, and whether a run is there", (4, "", False), (said.status, said.out, run.exists())
+        )
 
 
 def _each(values: Values) -> Iterator[tuple[Any, bool]]:
