@@ -79,8 +79,9 @@ def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
     beside = same("quantisation, with a larger embedding", found[single].parts.get("quantisation", 0), wider.get("quantisation", 0))
     beside.append(value_at_least("quantisation", found[single].parts.get("quantisation", 0.0), 1.0))
     less = value_at_most("double quantisation: activations beyond those without it", beyond, 0)
-    more = max(0, found[double].total - found[single].total)
-    in_all = value_at_most("double quantisation: bytes in all beyond those without it", more, 0)
+    of_a_cpu = {work: trial.memory.estimate(work, "cpu").total for work in (single, double)}  # on a card small tensors take whole blocks
+    more = max(0, of_a_cpu[double] - of_a_cpu[single])
+    in_all = value_at_most("double quantisation on the CPU: bytes in all beyond those without it", more, 0)
     every = [part for work in (plain, double) for part in _every_part(trial, work, found[work])]
     number, as_text = int(rng.integers(16)), bool(trial.seed // 2 % 2)
     first, again = (trial.memory.estimate(plain, kind, as_text=as_text) for kind in ("cuda", f"cuda:{number}"))
