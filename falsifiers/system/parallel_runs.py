@@ -30,7 +30,7 @@ LONG = ", more" * 11_000 + ", and an end"
 """More letters than 16 bits count."""
 LETTERS = "xé日𝔘"
 """Characters of 1, 2, 3 and 4 bytes."""
-POWERS = range(3, 15)
+POWERS = range(3, 14)
 """Texts of about so many bytes, as powers of two."""
 SEVERAL, SEVERAL_CHUNK = 4, 13
 """So many workers have an order, and sum and compare so many elements at a time."""
@@ -151,12 +151,11 @@ def several_agree(trial: Trial) -> Iterator[Comparison]:
     told += [f"WorkerFailed: rank {SEVERAL - 1} of {SEVERAL}: ", ""]
     groups: list[list[Array]] = [[own, precise, counted], [signs], [places], [pieces], [zero], [alike], [alike, one, other], [half], [byte]]
     totals = [reduce(np.add, each) for each in groups[0]]
-    for rank, (said, summed) in enumerate(trial.trainer.agree(groups, texts, reasons, SEVERAL_CHUNK)):
+    sent = [texts, *(each for power in POWERS for each in rng.permutation(_texts(power)).reshape(-1, SEVERAL).tolist())]
+    for rank, (said, summed, got) in enumerate(trial.trainer.agree(groups, sent, reasons, SEVERAL_CHUNK)):
         begun = [text[: len(expected)] if expected else text for text, expected in zip(said, told, strict=False)]
         yield from same(f"what rank {rank} of several is told", told, begun)
         yield from same(f"sums on rank {rank} of several", totals, summed)
-    sent = [each for power in POWERS for each in rng.permutation(_texts(power)).reshape(-1, SEVERAL).tolist()]
-    for rank, got in enumerate(trial.trainer.gathered(sent)):
         yield from same(f"texts of all on rank {rank} of several", sent, got)
 
 

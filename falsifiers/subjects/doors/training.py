@@ -346,15 +346,12 @@ class Trainer(Protocol):
         """
 
     def agree(
-        self, held: Sequence[Sequence[Array]], texts: Sequence[str], reasons: Sequence[str], chunk: int
-    ) -> list[tuple[list[str], list[Array]]]:
-        """What each worker is told and what it sums: of groups of tensors [workers, …] and of texts, and where the last of them fails.
+        self, held: Sequence[Sequence[Array]], texts: Sequence[Sequence[str]], reasons: Sequence[str], chunk: int
+    ) -> list[tuple[list[str], list[Array], list[list[str]]]]:
+        """What each worker is told, what it sums, and the texts of all as it has them.
 
-        It fails for each of the reasons in turn.
+        It is told of groups of tensors [workers, …], of the first texts [workers], and where the last worker fails for each of the reasons.
         """
-
-    def gathered(self, texts: Sequence[Sequence[str]]) -> list[list[list[str]]]:
-        """Of each worker what it is given of the texts that all of them send, for each of these [workers] in turn."""
 
     def patience(self, seconds: float) -> list[float | str]:
         """How long each of two workers on CPUs waits for what the other one sends, where both were told so many seconds; or its error."""

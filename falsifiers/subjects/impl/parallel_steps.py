@@ -50,11 +50,11 @@ def _of_no_sample(trainer: Trainer, batch: Batch) -> str:
 
 
 def agree(
-    group: Group, device: torch.device, held: Sequence[Sequence[Array]], texts: Sequence[str], reasons: Sequence[str], chunk: int
-) -> tuple[list[str], list[Array]]:
+    group: Group, device: torch.device, held: Sequence[Sequence[Array]], texts: Sequence[Sequence[str]], reasons: Sequence[str], chunk: int
+) -> tuple[list[str], list[Array], list[list[str]]]:
     """One rank's messages about each group of tensors, about texts, about a last rank that fails for each of the reasons, two last ones, a
     last one whose disk is full, a last one without a word, and about a gradient of large numbers; and the sum of each of the first group's
-    tensors."""
+    tensors; and the texts of all ranks as it has them. The first texts are those that it is told about."""
     groups._CHUNK = agreement._CHUNK = chunk
     said = list[str]()
 
@@ -76,20 +76,15 @@ def agree(
     for kind in held:
         own = {f"tensor {number}": torch.from_numpy(each[group.rank]).to(device) for number, each in enumerate(kind)}
         tell(partial(agreement.require_equal, group, own))
-    tell(partial(agreement.require_same, group, "text", texts[group.rank]))
+    tell(partial(agreement.require_same, group, "text", texts[0][group.rank]))
     for reason in reasons:
         tell(partial(fail, ValueError(reason)))
     tell(partial(fail, ValueError("the first"), FloatingPointError("the second")))
     tell(partial(fail, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     tell(partial(fail, AssertionError()))
     tell(partial(agreement.require_finite, torch.full((3,), 3e38, device=device)))
-    return said, [np.array(group.sum(torch.from_numpy(each[group.rank]).to(device)).cpu()) for each in held[0]]
-
-
-def gather_texts(group: Group, device: torch.device, texts: Sequence[Sequence[str]]) -> list[list[str]]:
-    """One rank's view of the texts of all ranks, for each of these in turn."""
-    del device
-    return [group.gather_text(each[group.rank]) for each in texts]
+    sums = [np.array(group.sum(torch.from_numpy(each[group.rank]).to(device)).cpu()) for each in held[0]]
+    return said, sums, [group.gather_text(each[group.rank]) for each in texts]
 
 
 def _own(batch: Batch, group: Group) -> Batch:

@@ -99,16 +99,11 @@ class Trainer(Door):
         return [outcome.ended or outcome.answer for outcome in outcomes]
 
     def agree(
-        self, held: Sequence[Sequence[Array]], texts: Sequence[str], reasons: Sequence[str], chunk: int
-    ) -> list[tuple[list[str], list[Array]]]:
-        """What each worker is told and what it sums: of groups of tensors [workers, …] and of texts, and where the last of them fails."""
-        outcomes = on_ranks(parallel_steps.agree, len(texts), (held, texts, reasons, chunk), self._device)
-        return [outcome.answer or ([outcome.ended], []) for outcome in outcomes]
-
-    def gathered(self, texts: Sequence[Sequence[str]]) -> list[list[list[str]]]:
-        """The texts of all workers as each has them."""
-        outcomes = on_ranks(parallel_steps.gather_texts, len(texts[0]), (texts,), self._device)
-        return [outcome.answer or [[outcome.ended]] for outcome in outcomes]
+        self, held: Sequence[Sequence[Array]], texts: Sequence[Sequence[str]], reasons: Sequence[str], chunk: int
+    ) -> list[tuple[list[str], list[Array], list[list[str]]]]:
+        """What each worker is told, what it sums, and the texts of all as it has them."""
+        outcomes = on_ranks(parallel_steps.agree, len(texts[0]), (held, texts, reasons, chunk), self._device)
+        return [outcome.answer or ([outcome.ended], [], []) for outcome in outcomes]
 
     def kept(self, folder: Path) -> Kept:
         """Reads the folder of a run without `impl`."""
