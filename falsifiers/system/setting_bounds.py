@@ -171,6 +171,8 @@ def training_settings_have_bounds(trial: Trial) -> Iterator[Comparison]:
                 given = {**values.beside, name: value}
                 yield from _in_python(trial, partial(trial.classifiers.settings, given), name, value, taken=taken)
                 way = [None, None, _by_file, _by_option if _is_option(name, value) else _by_file][int(rng.integers(4))]
+                if isinstance(value, str) and "," in value:  # which is how an option lists values
+                    way = _by_option
                 yield from way(trial, folder, name, given, taken=taken) if way else ()
         for name, given in TOGETHER.items():
             yield from _in_python(trial, partial(trial.classifiers.settings, given), name, given, taken=False)
