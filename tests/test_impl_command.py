@@ -4,11 +4,14 @@ import dataclasses
 import io
 import json
 import math
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -280,6 +283,23 @@ def test_bad_input_of_train(fault: str, model: Path, place: Path, capsys: pytest
     assert expected in err
     assert err.startswith("impl")
     assert files(place) == before
+
+
+def test_a_pipe_is_no_corpus_for_several_workers(
+    model: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each of them would read a part, or wait for ever."""
+    group = mock.Mock(rank=0, size=2)
+    monkeypatch.setattr("blackswan.impl.group.joined", lambda _: nullcontext((group, torch.device("cpu"))))
+    reading, writing = os.pipe()
+    os.write(writing, CORPUS.encode())
+    os.close(writing)
+    try:
+        assert main(["train", f"--model={model}", f"--corpus=/dev/fd/{reading}", f"--output={place / 'run'}", *SMALL]) == 4
+    finally:
+        os.close(reading)
+    assert "is a pipe, of which each of the 2 workers" in capsys.readouterr().err
+    assert not (place / "run").exists()
 
 
 def test_a_device_that_is_not_there(model: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from blackswan.impl import settings
 from blackswan.impl.commands.common import (
@@ -74,7 +74,7 @@ def _train(
     from blackswan.impl.residency import require_residency
 
     config = settings.resolve(parameter_count(options.model), *given)
-    train, validation = _samples(options, config, sys.stderr if group.rank == 0 else None)
+    train, validation = _samples(options, config, group)
     config = _with_weights(config, train)
     _require_a_rate(config, len(train))
     board = TensorBoard(options.tensorboard) if options.tensorboard and group.rank == 0 else None
@@ -209,7 +209,7 @@ def _foreign(name: str) -> bool:
     return name not in (CONFIG, STATISTICS, LOCK) and not name.startswith(PARTIAL)
 
 
-def _samples(options: argparse.Namespace, config: "ClassifyConfig", stream: TextIO | None) -> tuple["Samples", "Samples | None"]:
+def _samples(options: argparse.Namespace, config: "ClassifyConfig", group: "Group") -> tuple["Samples", "Samples | None"]:
     """Training and validation samples. Raises a ValueError that names the file and line, and the setting where that may be the reason."""
     from blackswan.impl.progress import reading
     from blackswan.impl.samples import read_samples, training_and_validation
@@ -218,7 +218,10 @@ def _samples(options: argparse.Namespace, config: "ClassifyConfig", stream: Text
     paths = [path for path in (options.corpus, options.validation) if path is not None]
     if len({path.resolve() for path in paths}) < len(paths):
         raise BadInput(f"--validation: {options.validation} is what is trained on; leave it out, and a part of --corpus validates")
-    tokens = load_tokenizer(options.model, config.max_seq_len, config.padding_side)
+    for path in paths:
+        if group.size > 1 and path.is_fifo():
+            raise BadInput(f"{path} is a pipe, of which each of the {group.size} workers would read a part; expected a file")
+    tokens, stream = load_tokenizer(options.model, config.max_seq_len, config.padding_side), sys.stderr if group.rank == 0 else None
     try:
         kinds = (config.num_classes, config.multi_label)
         samples, *apart = (read_samples(path, tokens, *kinds, reading(path, stream)) for path in paths)
