@@ -159,7 +159,7 @@ def held_out_loss_of_the_first_epoch(end: Any, self: Any, epoch: int) -> Any:
     return found if epoch == 0 else replace(found, validation_loss=math.nan)
 
 
-# What a run leaves in its process, and on a full disk
+# Effects of a run on its process, and on files
 
 
 @wrong_step("impl.training_state:_digest")

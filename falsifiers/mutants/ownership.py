@@ -73,7 +73,7 @@ def gradients_are_given_out_in_one_vector(vector: Any, self: Any) -> Any:
 
 @wrong_step("impl.pipeline:ClassifyPipeline.answers")
 def answers_of_texts_are_for_reading(answers: Any, self: Any, *given: Any) -> Any:
-    """What texts are answered with is computed in torch's inference mode, and cannot be worked with where gradients are kept."""
+    """Answers to texts are tensors of torch's inference mode, with which nothing can be computed where gradients are kept."""
     with torch.inference_mode():
         return answers(self, *given)
 

@@ -223,7 +223,7 @@ def end_token_of_zero_left_out(right: Any, run: Any, options: Any, name: str) ->
 
 @wrong_step("impl.__main__:_parsed")
 def end_token_of_the_last_piece(parsed: Any, arguments: Any, prog: str) -> Any:
-    """What ends documents may be a text too, and of its tokens the last one does, be they several or the unknown one."""
+    """A text may be given as the token that ends documents: its last token does, even if there are several or it is the unknown one."""
     from tokenizers import Tokenizer
 
     option = "--end-token="

@@ -25,9 +25,8 @@ WITHOUT_EFFECT = {("backend", 2)}
 def innermost_holds(trial: Trial) -> Iterator[Comparison]:
     """Blocks of each kind are entered and left at random, by an error and without: what a program sees there is what the innermost one
     says, or adds to the others, as it did by itself, and a thread that begins there sees it too; and outside of all it is what it was
-    before. So is torch's compiler, which another
-    function stands for while a library is imported, where that succeeds and where not, and the backend, which an estimate chooses for
-    itself."""
+    before. So is torch's compiler, which another function stands for while a library is imported, where that succeeds and where not, and
+    the backend, which an estimate chooses for itself."""
     yield from same("torch's compiler after an import", {"there": True, "missing": True}, trial.devices.compilers_after_imports())
     for chosen, (before, *after) in trial.devices.backends_after_estimates().items():
         yield from same(f"what computes by {chosen} after estimates", [before, before], after)

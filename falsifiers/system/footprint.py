@@ -287,8 +287,8 @@ def _of_a_run_on_a_card(trial: Trial, settings: Mapping[str, Any]) -> Iterator[C
 
 
 def _of_many_layers(trial: Trial, work: Workload) -> Iterator[Comparison]:
-    """On a card a model that is so deep that its peak is in a step, where that of a few layers is at quantising: before the backward pass
-    there is all that stays and all that is kept for that pass, and never more than every part at its largest."""
+    """The estimate of a deep model on a card is at least what stays and what is kept for the backward pass, and at most the sum of all
+    parts. A deep model's peak is in a step; with few layers quantising takes more."""
     for backend in LIMITS:
         found = trial.memory.estimate(replace(work, backend=backend), "cuda")
         together = found.resident + found.parts.get("activations", 0) + found.parts.get("library_workspace", 0)

@@ -191,8 +191,8 @@ def _killed_in_float64(trial: Trial) -> list[Comparison]:
 
 
 def _on_a_slow_disk(trial: Trial) -> list[Comparison]:
-    """Where a step is made before a state is hashed and on the disk, if the run does not wait for that, the state is the one that a run
-    leaves which was killed after the state's own step."""
+    """A state is that of its own step, even if the next step is made before the state is hashed and written: it equals the state of a run
+    that was killed after that step."""
     with small_pretraining(trial, 2, save_every=2) as (problem, _):
         problem = replace(problem, train=replace(problem.train, batch=2))  # of three steps an epoch at least
         other = replace(problem, output=problem.output.with_name("slow"))

@@ -24,6 +24,7 @@ from blackswan.falsifiers.numeric.comparison import (
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.subjects.doors.files import Tokens
 from blackswan.falsifiers.system.adapter_files import generated
+from blackswan.falsifiers.system.broken_calls import ERRORS
 from blackswan.falsifiers.system.checkpoint_parts import LLAMA3
 from blackswan.falsifiers.system.pretraining import CONFIG, SIZES, TOKENIZER, VOCAB, WEIGHTS, small_architecture, temporary_folder
 from blackswan.falsifiers.system.same import same
@@ -44,7 +45,6 @@ STEPS = 8
 """A decoder that is trained by hand has a schedule of so many."""
 BROKEN = (("swiglu", 1), ("gradient of swiglu", 0), ("gradient of swiglu", 1), ("clip_by_global_norm", 0))
 """Operations at which a step breaks off, with the number of the call."""
-ERRORS = ("KeyboardInterrupt", "OutOfMemoryError")
 OF_SUMS = 1e-4
 """The error, relative to a tensor's norm, that sums in another order leave at most in a step; a gradient counted twice leaves 1."""
 HUGE = 1e37

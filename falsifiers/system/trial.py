@@ -318,8 +318,8 @@ class _Asked:
 
 
 def _of_warnings() -> tuple[Any, ...]:
-    """What is done with everybody's warnings: how they are shown, and the filters but for those of one module or message, or of a
-    library's own category, which libraries add when they are imported."""
+    """The function that shows warnings, and the filters that hold for every program. Filters of one module, of one message or of a
+    library's own category are left out, because libraries add such when they are imported."""
     return warnings.showwarning, [
         each for each in warnings.filters if each[1] is None and each[3] is None and each[2].__module__ == "builtins"
     ]

@@ -114,7 +114,8 @@ class Quantised:
 @dataclass(frozen=True)
 class FreshClassifier:
     """Trainable tensors by name, the logits of some texts, those of the same decoder and head without an update, and those of what was
-    saved or merged and opened again; and whose random numbers, of those that a process shares, are others after all that."""
+    saved or merged and opened again; and whose random numbers, of those that a process shares, are others after all that. In NF4 `plain`
+    has the update too, for no weights without it are there any more."""
 
     trainable: dict[str, Array]
     logits: Array

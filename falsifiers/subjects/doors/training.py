@@ -348,9 +348,10 @@ class Trainer(Protocol):
     def agree(
         self, held: Sequence[Sequence[Array]], texts: Sequence[Sequence[str]], reasons: Sequence[str], chunk: int
     ) -> list[tuple[list[str], list[Array], list[list[str]]]]:
-        """What each worker is told, what it sums, and the texts of all as it has them.
+        """Returns of each worker what it is told, what it sums, and the texts of all workers as they arrived there.
 
-        It is told of groups of tensors [workers, …], of the first texts [workers], and where the last worker fails for each of the reasons.
+        The workers compare groups of tensors [workers, …] and the first of the texts [workers]; then the last worker fails for each of the
+        reasons in turn.
         """
 
     def patience(self, seconds: float) -> list[float | str]:

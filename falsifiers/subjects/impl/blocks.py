@@ -49,7 +49,7 @@ class Block(Session):
         return look()
 
     def seen_beside(self) -> dict[str, Any]:
-        """What a thread sees that begins here, as the one does in which a GPU's backward pass computes."""
+        """The same as a new thread sees it: a GPU's backward pass computes in a thread of its own."""
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(self.seen).result()
 

@@ -46,7 +46,7 @@ class Classifiers(Door):
     ) -> FreshClassifier:
         """A pipeline's classifier on a checkpoint, or on random weights of an architecture, with a run's settings; saved, or merged.
 
-        `default` is torch's default dtype meanwhile, where it is not float32 from the first constant on that `impl` keeps.
+        `default` is torch's default dtype meanwhile. Where it is not float32, constants that `impl` has kept are computed anew under it.
         """
         config = ClassifyConfig.from_mapping(hyperparameters)
         torch.rand(())  # so that a generator that is seeded as before has changed, too
@@ -218,7 +218,7 @@ def _options() -> argparse.ArgumentParser:
 
 @contextmanager
 def _nothing_kept() -> Iterator[None]:
-    """What `impl` computes once and keeps is computed anew inside the block, and once more after it.
+    """Empties the caches of `impl`'s functions before the block and after it, so that constants are computed anew.
 
     The streams and handles of the hand-written layers stay: a GPU has memory for every stream that it has seen.
     """

@@ -135,7 +135,7 @@ def _of_batches(draw: Callable[..., Tensor], rows: int, dtype: torch.dtype) -> l
 
 
 def in_given_memory(rows: int) -> Iterator[Answer]:
-    """Of inputs that lie in wider rows into outputs that do, and over inputs: the bits of the plain call, and nothing else is written.
+    """A call whose inputs and outputs lie in wider rows, or whose output is an input, gives the plain call's bits and writes nothing else.
 
     No two of a call's arrays have rows of one width, so that each has strides of its own.
     """

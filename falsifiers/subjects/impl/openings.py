@@ -102,7 +102,7 @@ class Opening(Session):
         return self._longest
 
     def still_held(self) -> list[str]:
-        """What was computed before a failure, and was still held when something was computed again after it."""
+        """Names the results from before a failure that were still held when the next operation was computed."""
         return self._still_held
 
     def used(self) -> list[str]:

@@ -1,6 +1,5 @@
 """A pipeline of `impl` whose steps, predictions and state are asked for one by one."""
 
-import builtins
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 from blackswan.falsifiers.subjects.conversion import to_numpy
 from blackswan.falsifiers.subjects.doors import training as told
 from blackswan.falsifiers.subjects.doors.training import State
-from blackswan.falsifiers.subjects.impl.watching import failing, state_of
+from blackswan.falsifiers.subjects.impl.watching import broken_off, state_of
 from blackswan.falsifiers.subjects.protocol import Session
 from blackswan.impl.adapter import load_adapter
 from blackswan.impl.corpus import Sample
@@ -19,9 +18,6 @@ from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.impl.samples import Samples
 from blackswan.impl.trainer import BatchResult
 from blackswan.reference.table import Array
-
-ERRORS = vars(builtins) | {"OutOfMemoryError": torch.OutOfMemoryError}
-"""Errors by the names of their classes."""
 
 
 class Pipeline(Session):
@@ -59,12 +55,7 @@ class Pipeline(Session):
 
     def breaks(self, call: str, places: Sequence[Sequence[int]], operation: str, nth: int, error: str) -> str:
         """The call, and what it raised."""
-        with failing(operation, nth, ERRORS[error]):
-            try:
-                getattr(self, call)(*places)
-            except BaseException as raised:  # also the one that Ctrl-C makes
-                return type(raised).__name__
-        return ""
+        return broken_off(lambda: getattr(self, call)(*places), operation, nth, error)
 
     def resume_nothing(self) -> None:
         """Goes on with a run on all samples in a folder that holds none."""

@@ -21,9 +21,8 @@ from blackswan.falsifiers.subjects.doors.files import StreamRows, Tokens
 from blackswan.falsifiers.subjects.doors.training import Architecture, Pretraining, PretrainingRecord
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.kill_points import flushes
-from blackswan.falsifiers.subjects.impl.pipelines import ERRORS
 from blackswan.falsifiers.subjects.impl.slow_disk import slow, until_the_next_step
-from blackswan.falsifiers.subjects.impl.watching import failing
+from blackswan.falsifiers.subjects.impl.watching import broken_off
 from blackswan.falsifiers.subjects.protocol import Session
 from blackswan.impl import decoder_optimiser, pretrain, pretrain_run, token_shards
 from blackswan.impl.checkpoint import load_decoder
@@ -213,12 +212,7 @@ class TrainedDecoder(Session):
 
     def breaks(self, input_ids: Array, operation: str, nth: int, error: str) -> str:
         """The error of a step in which an operation fails; none where the step is made all the same."""
-        with failing(operation, nth, ERRORS[error]):
-            try:
-                self.train(input_ids)
-            except BaseException as raised:  # also the one that Ctrl-C makes
-                return type(raised).__name__
-        return ""
+        return broken_off(partial(self.train, input_ids), operation, nth, error)
 
     def positions(self, mask: Array) -> list[Array]:
         """The positions that queries and keys are rotated by on rows with that mask, whose attention takes each query for its answer: of

@@ -79,7 +79,7 @@ def held_by_then(mapped: Collection[int], found: list[int]) -> Wait:
         if not paused and set(threading.enumerate()) - before:
             paused.append(True)
             time.sleep(PAUSE)
-        # Of its type, for isinstance would ask a weak proxy for the class of what is gone.
+        # The type is asked, because isinstance follows a weak proxy to an object that may be gone.
         storages = (each.untyped_storage() for each in gc.get_objects() if issubclass(type(each), Tensor) and each.device.type == "cpu")
         sizes = {each.data_ptr(): each.nbytes() for each in storages}
         found.append(sum(size for size in sizes.values() if size not in mapped))

@@ -28,8 +28,8 @@ from blackswan.falsifiers.subjects.impl import Door, parallel_steps
 from blackswan.falsifiers.subjects.impl.files import writing
 from blackswan.falsifiers.subjects.impl.kill_points import Copies, KillPoints, file_events, sums
 from blackswan.falsifiers.subjects.impl.misuse import misuses
-from blackswan.falsifiers.subjects.impl.pipelines import ERRORS, Pipeline
-from blackswan.falsifiers.subjects.impl.watching import Note, Stopped, Watch, on_host, read_notes, reading, state_of
+from blackswan.falsifiers.subjects.impl.pipelines import Pipeline
+from blackswan.falsifiers.subjects.impl.watching import ERRORS, Note, Stopped, Watch, on_host, read_notes, reading, state_of
 from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
 from blackswan.falsifiers.subjects.shared import random_states, torch_settings
 from blackswan.impl import group as groups
@@ -101,7 +101,7 @@ class Trainer(Door):
     def agree(
         self, held: Sequence[Sequence[Array]], texts: Sequence[Sequence[str]], reasons: Sequence[str], chunk: int
     ) -> list[tuple[list[str], list[Array], list[list[str]]]]:
-        """What each worker is told, what it sums, and the texts of all as it has them."""
+        """Returns of each worker what it is told, what it sums, and the texts of all workers as they arrived there."""
         outcomes = on_ranks(parallel_steps.agree, len(texts[0]), (held, texts, reasons, chunk), self._device)
         return [outcome.answer or ([outcome.ended], [], []) for outcome in outcomes]
 

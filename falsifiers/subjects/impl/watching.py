@@ -1,5 +1,6 @@
 """Notes what a run of `impl` says and does while it goes on; the notes of a killed process reach up to the kill."""
 
+import builtins
 import contextlib
 import itertools
 import pickle
@@ -23,6 +24,8 @@ from blackswan.impl.trainer import Trainer
 from blackswan.reference.table import Array
 
 GRADIENT = "gradient of "
+ERRORS = vars(builtins) | {"OutOfMemoryError": torch.OutOfMemoryError}
+"""Errors by the names of their classes."""
 Note = Read | Step | Epoch
 SLOW = 1000.0
 """Seconds by which the clock goes ahead."""
@@ -178,3 +181,13 @@ def failing(operation: str, nth: int, error: type[BaseException]) -> Iterator[No
 
     with dispatch.replaced({name: broken}):
         yield
+
+
+def broken_off(call: Callable[[], object], operation: str, nth: int, error: str) -> str:
+    """The name of the error that a call raises in which an operation fails, as `failing` says; "" where it ends well."""
+    with failing(operation, nth, ERRORS[error]):
+        try:
+            call()
+        except BaseException as raised:  # also the one that Ctrl-C makes
+            return type(raised).__name__
+    return ""
