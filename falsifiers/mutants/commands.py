@@ -225,6 +225,11 @@ def weights_balanced_on_what_validates(train: Any, *given: Any) -> None:
         train(*given)
 
 
+wrong_step(
+    "impl.commands.train:_with_weights", name="weights_balanced_one_way", doc="Either word for balanced weights is read as the first."
+)(lambda weigh, config, train: weigh(replace(config, class_weights="balanced"), train) if isinstance(config.class_weights, str) else config)
+
+
 @wrong_step("impl.commands.predict:_corpus")
 def predict_strips_a_corpus(corpus: Any, path: Any) -> Any:
     """Texts of a corpus lose the white space at their ends."""

@@ -73,6 +73,7 @@ def _runs(rng: Generator) -> dict[str, dict[str, Any]]:
         "moving": {**moving, "learning_rate": float(rng.uniform(0.03, 0.08)), "multi_label": True},
         "one batch": {**still, "batch_size": 1, "accumulation_steps": 12, "validation_fraction": 0.0, "class_weights": [0.5, 2.0, 1.25]},
         "split": {**still, "validation_fraction": 0.25, "class_weights": "balanced"},
+        "over classes": {**still, "epochs": 1, "validation_fraction": 0.25, "class_weights": "balanced_over_classes"},
     }
 
 
