@@ -22,6 +22,14 @@ from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 
 
 @wrong_step("impl.tokens:CheckpointTokens.__init__")
+def tokens_around_a_text_need_one_more(init: Any, self: Any, path: Any, settings: Any, longest: int, side: str = "right") -> None:
+    """A max_seq_len that the tokens around a text just fill is refused."""
+    init(self, path, settings, longest, side)
+    if self._tokenizer.num_special_tokens_to_add(is_pair=False) >= longest:
+        raise ValueError(f"max_seq_len is {longest}: {path} adds as many tokens of its own to every text")
+
+
+@wrong_step("impl.tokens:CheckpointTokens.__init__")
 def texts_cut_where_they_are_padded(init: Any, self: Any, path: Any, settings: Any, longest: int, side: str = "right") -> None:
     """A long text is cut at the side that padding is on."""
     init(self, path, settings, longest, side)

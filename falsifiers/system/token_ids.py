@@ -121,6 +121,9 @@ def _own_tokens(rng: Generator, trial: Trial, variant: int) -> list[Comparison]:
         rows = [_kept(encode(text), limit, around, fill) for text in corpus.texts]
         ask = partial(trial.corpora.read, corpus.file, Tokenizing(folder, sum(around) - 1))
         too_few = [trial.refuses("fewer tokens than stand around a text", ask, "max_seq_len", "ValueError")] if sum(around) > 1 else []
+        least = max(1, sum(around))
+        shortest = [_kept(encode(text), least, around, fill) for text in corpus.texts]
+        too_few += same("ids at the least max_seq_len", shortest, trial.corpora.read(corpus.file, Tokenizing(folder, least)).rows)
     outside = sum(not 1 <= len(row) <= limit for row in found.rows)
     return [
         *same("ids", rows, found.rows),
