@@ -58,6 +58,26 @@ def layers_take_moments_once(bind: Step, self: Any) -> None:
 
 
 @wrong_step("impl.fused.step:FusedTrainer._bind")
+def layers_begin_with_their_last_moments(bind: Step, self: Any) -> None:
+    """The moments of a state before the first step, which are zeros, are not taken over."""
+    if not self.optimiser.steps:
+        self.optimiser.exp_avg, self.optimiser.exp_avg_sq = self._moments
+    bind(self)
+
+
+@wrong_step("impl.fused.step:FusedTrainer._bind")
+def layers_bind_before_the_first_step(bind: Step, self: Any) -> None:
+    """Parameters become views of one vector before the first step alone, and a state of later steps is loaded beside it."""
+    first = next(iter(self.optimiser.parameters.values()))
+    if not self.optimiser.steps or first.data_ptr() == self._masters.data_ptr():
+        bind(self)
+        return
+    for own, other in zip(self._moments, (self.optimiser.exp_avg, self.optimiser.exp_avg_sq), strict=True):
+        own.copy_(other)
+    self.optimiser.exp_avg, self.optimiser.exp_avg_sq = self._moments
+
+
+@wrong_step("impl.fused.step:FusedTrainer._bind")
 def layers_write_to_moments_of_others(bind: Step, self: Any) -> None:
     """Moments that were put in place are the trainer's, and captured steps go on writing to those from before."""
     self._moments = (self.optimiser.exp_avg, self.optimiser.exp_avg_sq)

@@ -128,6 +128,16 @@ def start_keeps_what_waits(start: Step, self: Any, *given: Any, **named: Any) ->
     return self.trainer
 
 
+@wrong_step("impl.pipeline:ClassifyPipeline.start")
+def start_keeps_moments(start: Step, self: Any, total_steps: int | None, *given: Any, **named: Any) -> Any:
+    """A run on a pipeline that was trained before goes on with the moments of then."""
+    before = vars(self).get("trainer")
+    trainer = start(self, total_steps, *given, **named)
+    if before is not None and total_steps is not None:
+        trainer.optimiser.exp_avg, trainer.optimiser.exp_avg_sq = before.optimiser.exp_avg, before.optimiser.exp_avg_sq
+    return trainer
+
+
 @wrong_step("impl.pipeline:ClassifyPipeline.merge")
 def merges_what_was_merged_first(merge: Step, self: Any, folder: Any) -> None:
     """A pipeline merges the update that it merged first, also when it is trained further."""

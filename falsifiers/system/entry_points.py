@@ -287,9 +287,21 @@ def state_is_all_that_steps_depend_on(trial: Trial) -> Iterator[Comparison]:
         for places in ([7], [0, 3, 5]):
             yield from same(f"step on {places} after the load, {name}", giver.train_batch(places), taker.train_batch(places))
         yield from same(f"state at the end, {name}", giver.state(), taker.state())
+        late, fresh = _begun(trial, problem, steps), _begun(trial, problem, steps)
+        late.load(giver.state())
+        yield from same(f"step of one that has made none before the load, {name}", giver.train_batch([4]), late.train_batch([4]))
+        yield from same(f"state after that step, {name}", giver.state(), late.state())
+        taker.load(fresh.state())
+        yield from same(f"first step after the load of a beginning, {name}", fresh.train_batch([1, 2]), taker.train_batch([1, 2]))
+        yield from same(f"state after it, {name}", fresh.state(), taker.state())
     pipeline = trial.trainer.pipeline(problem)
     for start in ("first", "second"):  # after as many steps, by which a copy of the first would be taken for one of the second
         pipeline.schedule(4)
+        begun = pipeline.state()
+        moments = [part(begun, group) for group in ("exp_avg", "exp_avg_sq")]
+        yield from same(
+            f"moments at a {start} start", [{name: np.zeros_like(value) for name, value in each.items()} for each in moments], moments
+        )
         for places in ([0, 1, 2], [3, 5]):  # the first one warms up, and moves nothing
             pipeline.train_batch(places)
         yield from same(f"adapter that is saved after a {start} start", part(pipeline.state(), "trainable"), pipeline.saved())
