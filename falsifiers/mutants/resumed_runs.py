@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,11 +18,22 @@ from safetensors.torch import load_file
 
 from blackswan.falsifiers.mutants.parallel import without_moments
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+from blackswan.impl.training_state import save_state
 
 # Resuming
 
 
 wrong_steps("impl.fit:_Run._continue_from", resume_forgets_moments=("Moments are zero after continuing.", without_moments))
+
+
+@wrong_step("impl.fit:_Run._save")
+def state_taken_beside_the_next_step(save: Any, run: Any) -> None:
+    """A thread takes and writes the state while the next step is made."""
+    if run.progress.step == 0 or run.progress.finished:
+        save(run)
+        return
+    progress = run.progress
+    threading.Thread(target=lambda: save_state(run.output / "state", progress, run.trainer.state())).start()
 
 
 @wrong_step("impl.fit:_Run._continue_from")

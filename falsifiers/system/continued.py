@@ -76,8 +76,8 @@ def _kills(rng: Generator, events: Sequence[str], count: int) -> list[Kill]:
 def goes_on_from_every_write(trial: Trial) -> Iterator[Comparison]:
     """The folder as it was before something was done to one of its files: of the moments of each name one is drawn, and the run goes on
     from there, or begins anew where it had not begun, and ends as it did, in its folder and in memory; so it does from its end, where no
-    step is left. No file of the run is ever gone or empty after it was there. Where the system takes a piece of what is written at a call,
-    the run leaves the same.
+    step is left. A state is that of its step, even if the next one is made before it is written. No file of the run is ever gone or
+    empty after it was there. Where the system takes a piece of what is written at a call, the run leaves the same.
     """
     rng, problem = trial.rng("moments"), small_run(trial, samples=(BATCH, 3), epochs=2, learning_rate=0.1)
     with tempfile.TemporaryDirectory() as parent:
@@ -111,6 +111,9 @@ def goes_on_from_every_write(trial: Trial) -> Iterator[Comparison]:
             "run.json where a call writes few bytes", *((folder.with_name(name) / "run.json").read_bytes() for name in ("whole", "short"))
         )
         yield from _goes_on_after_an_early_stop(trial, Path(parent))
+        for name, slowly in (("quick", False), ("slow", True)):
+            trial.trainer.fit(problem, Path(parent) / name, Plan(save_every=1, stop_after=2, slowly=slowly))
+        yield from same("state on a slow disk", *(trial.trainer.kept(Path(parent) / name).state for name in ("quick", "slow")))
 
 
 def _goes_on_after_an_early_stop(trial: Trial, parent: Path) -> list[Comparison]:

@@ -70,7 +70,8 @@ class Plan:
     times, to a handler of the program's own where `handled`; the model that it ended goes on with the run where `going_on`. A run `aside`
     is made by another thread than the main one. `copies` gets a folder `NUMBER EVENT` for each event of the process, as a kill would leave
     the run's. The model was fitted to the samples `before` already, in another folder. The system takes `at_most` so many bytes of what a
-    call writes. Before the model goes on, `a label` of the same samples or `a weight` of its base is another one, as `edited` says.
+    call writes, and `slowly` what another thread than that of the steps writes. Before the model goes on, `a label` of the same samples or
+    `a weight` of its base is another one, as `edited` says.
     """
 
     resume: bool = False
@@ -88,6 +89,7 @@ class Plan:
     copies: Path | None = None
     before: Corpus | None = None
     at_most: int | None = None
+    slowly: bool = False
     edited: str = ""
 
 

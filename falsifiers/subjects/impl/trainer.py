@@ -29,6 +29,7 @@ from blackswan.falsifiers.subjects.impl.files import writing
 from blackswan.falsifiers.subjects.impl.kill_points import Copies, KillPoints, file_events, sums
 from blackswan.falsifiers.subjects.impl.misuse import misuses
 from blackswan.falsifiers.subjects.impl.pipelines import Pipeline
+from blackswan.falsifiers.subjects.impl.slow_disk import slow, until_the_next_step
 from blackswan.falsifiers.subjects.impl.watching import ERRORS, Note, Stopped, Watch, on_host, read_notes, reading, state_of
 from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
 from blackswan.falsifiers.subjects.shared import random_states, torch_settings
@@ -182,7 +183,8 @@ def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, pla
     before, quantised, result, stopped = _frozen(pipeline), _quantised(pipeline), None, ""
     fit = partial(pipeline.fit, train, validation, folder, save_every=plan.save_every, on_step=watch.step, on_epoch=watch.epoch)
     short = writing(plan.at_most) if plan.at_most else nullcontext()
-    with reading(watch.read), watch.clock(), _of_the_process(problem) as process, _handled(plan) as handled, short:
+    disk = slow(until_the_next_step(pipeline.classifier.trainable_parameters().values())) if plan.slowly else nullcontext()
+    with reading(watch.read), watch.clock(), _of_the_process(problem) as process, _handled(plan) as handled, short, disk:
         try:
             with ThreadPoolExecutor(1) as thread:
                 run = partial(fit, resume=plan.resume)
