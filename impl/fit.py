@@ -294,7 +294,8 @@ class _Run:
         """Zero, accumulate this worker's share, then average, clip and step together; in one piece where there is nothing to gather."""
         own, size = shard(indices, self.group.rank, self.group.size), self.config.batch_size
         parts = effective_batches(own, size)
-        batches = [self.train_samples.batch(part, self.pipeline.tokens, self.pipeline.device) for part in parts]
+        with together(self.group):
+            batches = [self.train_samples.batch(part, self.pipeline.tokens, self.pipeline.device) for part in parts]
         self.trainer.discard()
         if self.group.size == 1 and len(batches) == 1:
             with self._explained(f"step {step}", batches):

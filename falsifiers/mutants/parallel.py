@@ -283,3 +283,10 @@ wrong_step(
     name="parallel_resumes_with_as_many_alone",
     doc="A run goes on with as many workers as it began with, and with another number it is refused.",
 )(lambda identity, run: identity(run) | {"workers": run.group.size})
+
+
+@wrong_step("impl.fit:_Run._update")
+def samples_read_by_each_alone(update: Any, run: Any, indices: Any, step: int) -> Any:
+    """A step's samples are read before the workers agree that none failed."""
+    run.train_samples.batch(indices[:1], run.pipeline.tokens, run.pipeline.device)
+    return update(run, indices, step)

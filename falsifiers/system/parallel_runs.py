@@ -37,7 +37,15 @@ SEVERAL, SEVERAL_CHUNK = 4, 13
 MOMENTS = (("read", "after the sum"), ("before the sum",), ("os.rename state/.partial-state.safetensors",))
 """A batch is about to be trained on, the workers' numbers to be summed or just summed, or the new state to replace the old one."""
 
-PLACES = {"a batch": WORKERS, "the mean": WORKERS, "an evaluation": WORKERS, "a state that is read": WORKERS, "an adapter": 1, "a state": 1}
+PLACES = {
+    "samples of a batch": WORKERS,
+    "a batch": WORKERS,
+    "the mean": WORKERS,
+    "an evaluation": WORKERS,
+    "a state that is read": WORKERS,
+    "an adapter": 1,
+    "a state": 1,
+}
 """Where workers agree that none of them failed, and how many of them may fail there: the first one alone writes."""
 OTHERS = ("MemoryError", "TypeError", "KeyError", "AttributeError", "AssertionError", "ImportError", "OutOfMemoryError", "SafetensorError")
 """Errors that the program does not raise itself, torch's and a library's among them."""

@@ -50,6 +50,7 @@ from blackswan.reference.table import Array
 PREFIX = "base_model.model."
 """PEFT writes this before the names of an adapter's tensors."""
 PLACES = {
+    "samples of a batch": "blackswan.impl.samples.Samples.batch",
     "a batch": "blackswan.impl.trainer.Trainer._accumulate",
     "the mean": "blackswan.impl.trainer.Trainer._weighted",
     "an evaluation": "blackswan.impl.trainer.Trainer.forward_only",
