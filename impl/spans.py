@@ -19,7 +19,7 @@ def read_span(file: Path, start: int, length: int, state: FileState) -> Tensor:
 
     Raises a ValueError where the file has changed since `state`.
     """
-    content = torch.empty(length, dtype=torch.uint8)
+    content = torch.empty(length, dtype=torch.uint8, device="cpu")
     try:
         with file.open("rb") as opened:
             opened.seek(start)

@@ -311,3 +311,9 @@ wrong_steps(
 wrong_step(
     "impl.classifier:targets_named", name="targets_in_the_order_of_letters", doc="blackswan.json names projections in alphabetical order."
 )(lambda named, modules: ",".join(sorted(named(modules).split(","))))
+
+
+@wrong_step("impl.checkpoint:read_span")
+def spans_on_the_default_device(read: Step, *given: Any) -> Any:
+    """A tensor of a checkpoint is on torch's default device, where the CPU's numbers are asked for."""
+    return read(*given).to(torch.get_default_device())

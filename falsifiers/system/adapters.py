@@ -217,14 +217,14 @@ def saved_adapter_gives_the_logits(trial: Trial) -> Iterator[Comparison]:
 def checkpoint_arrives_exactly(trial: Trial) -> Iterator[Comparison]:
     """Every tensor of the shipped checkpoint is loaded bit for bit, and no other tensor; also where no call reads a whole one.
 
-    What was loaded stays as it is when the file is written over.
+    What was loaded stays as it is when the file is written over. It is on the CPU, whichever device is torch's default.
     """
     stored = load_file(CHECKPOINT / WEIGHTS)
     least = min(value.nbytes for value in stored.values())
     yield from (each for most in (None, least // 2) for each in same_tensors(stored, trial.files.load_decoder(CHECKPOINT, most)))
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(shutil.copytree(CHECKPOINT, Path(folder) / "copy"))
-        kept = [trial.files.load_decoder(copy), trial.files.read_checkpoint(copy)]
+        kept = [trial.files.load_decoder(copy), trial.files.read_checkpoint(copy), trial.files.read_checkpoint(copy, place="meta")]
         with (copy / WEIGHTS).open("r+b") as file:
             file.write(bytes((copy / WEIGHTS).stat().st_size))
         yield from (each for part in kept for each in same("tensors of a file that was written over", stored, part))

@@ -118,9 +118,10 @@ class Files(Door):
         return PreparedHead(weight, bias, config.num_labels, getattr(model, "num_labels", 2))
 
     def prepared_places(self, folder: Path, hidden: int) -> list[str]:
-        """Where such a head's weight and bias are, of a model that is on no device (meta)."""
-        model, _ = _prepared(folder, torch.nn.Linear(hidden, 2, bias=False, device="meta"))
-        return [str(model.get_parameter(f"score.{name}").device) for name in ("weight", "bias")]
+        """Where such a head's weight and bias are, of a frozen model that is on no device (meta), and `frozen` where they are that too."""
+        model, _ = _prepared(folder, torch.nn.Linear(hidden, 2, bias=False, device="meta").requires_grad_(False))
+        given = [model.get_parameter(f"score.{name}") for name in ("weight", "bias")]
+        return [f"{each.device}{'' if each.requires_grad else ', frozen'}" for each in given]
 
     def adapter_logits(self, folder: Path, base: Path, input_ids: Array, mask: Array) -> Array:
         """The logits [samples, classes] in float32 of the checkpoint with the adapter, both loaded from their folders."""
@@ -159,11 +160,17 @@ class Files(Door):
             return _arrays(dict(checkpoint.load_decoder(folder, dtype=dtype, device=self._device).named_parameters()))
 
     def read_checkpoint(
-        self, path: Path, memory: int | None = None, meanwhile: Callable[[], object] | None = None, default: str = "float32"
+        self,
+        path: Path,
+        memory: int | None = None,
+        meanwhile: Callable[[], object] | None = None,
+        default: str = "float32",
+        place: str = "cpu",
     ) -> Mapping[str, Array]:
-        """The tensors of a checkpoint; `meanwhile` is called between its opening and their reading, both with that default dtype."""
+        """The tensors of a checkpoint; `meanwhile` is called between its opening and their reading, both with that default dtype and
+        device."""
         if memory is None:
-            with default_dtype(default):
+            with default_dtype(default), torch.device(place):
                 opened = checkpoint.load_checkpoint(path)
                 if meanwhile is not None:
                     meanwhile()
