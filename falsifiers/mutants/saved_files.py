@@ -317,3 +317,11 @@ wrong_step(
 def spans_on_the_default_device(read: Step, *given: Any) -> Any:
     """A tensor of a checkpoint is on torch's default device, where the CPU's numbers are asked for."""
     return read(*given).to(torch.get_default_device())
+
+
+@wrong_step("impl.adapter:prepare_sequence_classifier")
+def prepared_as_frozen_as_it_was(prepare: Step, model: Any, folder: Path) -> None:
+    """The head of a sequence classifier that was frozen is frozen too, and training leaves it as it is."""
+    trained = model.score.weight.requires_grad
+    prepare(model, folder)
+    model.score.requires_grad_(trained)
