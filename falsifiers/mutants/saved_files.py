@@ -325,3 +325,11 @@ def prepared_as_frozen_as_it_was(prepare: Step, model: Any, folder: Path) -> Non
     trained = model.score.weight.requires_grad
     prepare(model, folder)
     model.score.requires_grad_(trained)
+
+
+@wrong_step("impl.adapter:_PeftConfig.rank")
+def adapter_of_a_large_rank_refused(rank: Step, self: Any) -> int:
+    """An adapter of a rank above 256 is refused to whoever has one."""
+    if (found := rank(self)) > 256:
+        raise ValueError(f"{self.path}: r is {found}; expected an integer from 1 to 256")
+    return int(found)
