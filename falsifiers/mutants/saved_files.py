@@ -1,6 +1,7 @@
 """Wrong steps with what is saved, or was: what else has a name like it, what a save is given, and what stays readable."""
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -333,3 +334,12 @@ def adapter_of_a_large_rank_refused(rank: Step, self: Any) -> int:
     if (found := rank(self)) > 256:
         raise ValueError(f"{self.path}: r is {found}; expected an integer from 1 to 256")
     return int(found)
+
+
+@wrong_step("impl.checkpoint:_sharded")
+def shards_of_another_total_refused(sharded: Step, index: Path) -> Any:
+    """Shards are refused where their index says another number of bytes, as indices of many writers do."""
+    found, said = sharded(index), json.loads(index.read_text()).get("metadata", {}).get("total_size")
+    if said not in (None, sum(math.prod(each.shape) * each.dtype.itemsize for each in found.values())):
+        raise ValueError(f"{index}: total_size is {said}, which is not that of the shards")
+    return found

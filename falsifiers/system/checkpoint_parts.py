@@ -210,6 +210,7 @@ def _shard_damage(folder: Path, places: Mapping[str, str], rng: Generator) -> It
     yield from (make({f"{key}/{name}": value}, f"{INDEX}.*{key}") for value in (3, None, [other]))
     yield from (make({key: value}) for value in (ABSENT, [*places], 3))
     yield make({"metadata": ABSENT, "surplus": 1}, taken=True)
+    yield make({"metadata": {"total_size": int(rng.integers(2**40))}}, taken=True)  # as writers count that know a tied head
 
 
 def _tokenizer_damage(folder: Path) -> Iterator[Damage]:
