@@ -343,3 +343,13 @@ def shards_of_another_total_refused(sharded: Step, index: Path) -> Any:
     if said not in (None, sum(math.prod(each.shape) * each.dtype.itemsize for each in found.values())):
         raise ValueError(f"{index}: total_size is {said}, which is not that of the shards")
     return found
+
+
+@wrong_step("impl.checkpoint:read_span")
+def spans_looked_at_before_they_are_read(read: Step, file: Path, start: int, length: int, state: Any) -> Any:
+    """A file is held to what it was before its part is read, and not after."""
+    if not file.exists() or (file.stat().st_size, file.stat().st_mtime_ns) != state:
+        return read(file, start, length, state)
+    with file.open("rb") as opened:
+        opened.seek(start)
+        return torch.frombuffer(bytearray(opened.read(length)), dtype=torch.uint8)

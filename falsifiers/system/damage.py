@@ -31,7 +31,7 @@ from blackswan.falsifiers.system.adapter_files import (
     one_ulp_off,
 )
 from blackswan.falsifiers.system.config_files import SCALED, SCALING
-from blackswan.falsifiers.system.same import content
+from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array
 
@@ -324,7 +324,8 @@ def _changed(trial: Trial) -> list[Comparison]:
 
 
 def changed_meanwhile(trial: Trial, model: Path, file: Path) -> Iterator[Comparison]:
-    """A model one of whose files is written, replaced, cut or removed after it was opened: it is refused by that file's name.
+    """A model one of whose files is written, replaced, cut or removed after it was opened, or as a tensor is read: it is refused by that
+    file's name. It is read where who may read the file has changed alone.
 
     What is written differs by a nanosecond in its time alone, later or earlier, and what is cut in its size alone.
     """
@@ -338,10 +339,14 @@ def changed_meanwhile(trial: Trial, model: Path, file: Path) -> Iterator[Compari
     changes: dict[str, Callable[[], None]] = {f"written {later} ns later": partial(written, stored, later) for later in (1, -1)}
     changes |= {"replaced": partial(written, stored, 1, other), "cut": partial(written, stored[:-1], 0)}
     for name, change in {**changes, "removed": file.unlink}.items():
-        written(stored, 0)
-        ask = partial(trial.files.read_checkpoint, model, meanwhile=change)
-        yield trial.refuses(f"{name} after it was opened", ask, f"{file.name}.*changed", "ValueError")
+        for late in (False, True):
+            written(stored, 0)
+            ask = partial(trial.files.read_checkpoint, model, meanwhile=change, late=late)
+            when = "as a tensor is read" if late else "after it was opened"
+            yield trial.refuses(f"{name} {when}", ask, f"{file.name}.*changed", "ValueError")
     file.write_bytes(stored)
+    whole = trial.files.read_checkpoint(model)
+    yield from same(f"{file.name} with other rights", whole, trial.files.read_checkpoint(model, meanwhile=partial(file.chmod, 0o600)))
 
 
 def refuses_tokenizer(trial: Trial) -> list[Comparison]:

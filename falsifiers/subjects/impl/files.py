@@ -166,15 +166,17 @@ class Files(Door):
         meanwhile: Callable[[], object] | None = None,
         default: str = "float32",
         place: str = "cpu",
+        late: bool = False,
     ) -> Mapping[str, Array]:
         """The tensors of a checkpoint; `meanwhile` is called between its opening and their reading, both with that default dtype and
-        device."""
+        device; `late`, where a file is opened for the first of them."""
         if memory is None:
             with default_dtype(default), torch.device(place):
                 opened = checkpoint.load_checkpoint(path)
-                if meanwhile is not None:
+                if meanwhile is not None and not late:
                     meanwhile()
-                return _arrays(opened.tensors)
+                with _as_it_opens(meanwhile) if meanwhile and late else nullcontext():
+                    return _arrays(opened.tensors)
         _within(memory, lambda: dict(checkpoint.load_checkpoint(path).tensors))
         return {}
 
@@ -248,6 +250,20 @@ def _once_begun(meanwhile: Callable[[], object]) -> Iterator[None]:
         return folder
 
     with mock.patch.object(tempfile, "mkdtemp", made):
+        yield
+
+
+@contextmanager
+def _as_it_opens(meanwhile: Callable[[], object]) -> Iterator[None]:
+    """Inside the block something happens where a file is opened for the first time."""
+    real, waiting = io.open, [meanwhile]
+
+    def opened(*given: Any, **named: Any) -> Any:
+        if waiting:
+            waiting.pop()()
+        return real(*given, **named)
+
+    with mock.patch("io.open", opened):
         yield
 
 
