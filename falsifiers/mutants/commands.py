@@ -349,6 +349,20 @@ wrong_step("impl.pipeline:ClassifyPipeline._extra", name="balanced_weights_saved
 wrong_step("impl.token_shards:_text", name="shards_of_stripped_texts", doc="A text loses the white space at its ends.")(
     lambda text, *given: text(*given).strip()
 )
+
+
+@wrong_step("impl.token_shards:tokenize")
+def shards_of_texts_in_pieces(tokenize: Any, corpus: Any, encoder: Any, end: int) -> Any:
+    """A long text is encoded in pieces of whole lines, each as if it were a text."""
+
+    def encode(text: str, **options: Any) -> Any:
+        lines = text.splitlines(keepends=True)
+        pieces = ["".join(lines[start : start + 4096]) for start in range(0, len(lines), 4096)]
+        return SimpleNamespace(ids=[token for piece in pieces for token in encoder.encode(piece, **options).ids])
+
+    return tokenize(corpus, SimpleNamespace(encode=encode), end)
+
+
 wrong_step("impl.token_shards:load_encoder", name="shards_of_cut_texts", doc="A text ends where the tokenizer was cutting others.")(
     lambda _, path: Tokenizer.from_file(str(path))
 )

@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from blackswan.falsifiers.mutants.changes import of_result
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+from blackswan.impl import strict_json
 
 Step = Callable[..., Any]
 Indices = list[int]
@@ -100,6 +102,16 @@ wrong_steps(
     "impl.strict_json:require_text",
     corpus_half_characters_kept=("Half of a surrogate pair passes for a text.", lambda *_: None),
 )
+
+
+@wrong_step("impl.corpus:read_corpus")
+def corpus_half_characters_kept_in_capitals(read: Any, path: Path, *given: Any) -> Iterator[Any]:
+    """Half of a surrogate pair is looked for in small letters alone."""
+    halves = mock.patch.object(strict_json, "require_text") if b"\\ud" not in path.read_bytes() else nullcontext()
+    with halves:
+        yield from read(path, *given)
+
+
 wrong_steps("impl.corpus:LONGEST_LINE", corpus_lines_of_any_length=("A line may have any length.", lambda _: 2**40))
 
 

@@ -221,6 +221,20 @@ def pretrain_tries_again_on_top(correct: Step, self: Any, batch: Any) -> Any:
             return correct(self, batch)
 
 
+@wrong_step("impl.pretrain:StepFn._step")
+def pretrain_one_backward_pass(correct: Step, self: Any, batch: Any) -> Any:
+    """What the micro-batches keep for their gradients is held until the last of them is computed: a step takes a whole batch's memory."""
+    losses, backward, clip = list[Any](), torch.Tensor.backward, self.optimiser.clip
+
+    def clipped(limit: float) -> Any:
+        for loss in losses:
+            backward(loss)
+        return clip(limit)
+
+    with mock.patch.object(torch.Tensor, "backward", losses.append), mock.patch.object(self.optimiser, "clip", clipped):
+        return correct(self, batch)
+
+
 @wrong_step("impl.pretrain:StepFn.train")
 def pretrain_keeps_gradients(correct: Step, self: Any, batch: Any) -> Any:
     """The gradients stay after a step, and take their memory while a run validates."""

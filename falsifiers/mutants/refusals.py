@@ -125,6 +125,11 @@ wrong_step("impl.pretrain_run:_Run.identity", name="pretrain_state_of_another_ep
 )
 
 
+wrong_step(
+    "impl.pretrain_run:_Run.identity", name="pretrain_longer_at_a_constant_rate", doc="At a constant rate a run goes on for more epochs."
+)(lambda identity, run: {name: value for name, value in identity(run).items() if (name, run.settings.schedule) != ("epochs", "constant")})
+
+
 @wrong_step("impl.pretrain_run:_Run.identity")
 def pretrain_state_of_as_many_tokens(identity: Any, run: Any) -> dict[str, Any]:
     """A run goes on with other tokens of the same number."""

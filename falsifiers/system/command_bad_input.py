@@ -27,7 +27,7 @@ from blackswan.falsifiers.system.trial import Trial, reads_files
 UNUSABLE = {
     "bad.jsonl": b'{"input": "ls", "label": 1}\n{"input": "rm", "label": 2}\n',
     "latin": b"ls\nrm \xff\n",
-    "half.jsonl": b'{"input": "ls"}\n{"input": "rm \\ud800"}\n',
+    "half.jsonl": b'{"input": "ls"}\n{"input": "rm \\uD800"}\n',
     "untitled.jsonl": b'{"input": "ls"}\n{"title": "rm"}\n',
     "null.jsonl": b'{"input": "ls"}\n{"text": null, "input": "rm"}\n',
     "text.jsonl": b'{"input": "ls"}\n{"text": "rm"}\n',

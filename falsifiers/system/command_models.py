@@ -301,7 +301,12 @@ def _of_many_tokens(trial: Trial, problem: Small) -> Iterator[Comparison]:
 
 
 def _of_long_documents(trial: Trial, problem: Small) -> Iterator[Comparison]:
-    """Documents of more tokens than a shard has, and than 16 bits count, between short ones; and a file of more than 2¹⁷ characters."""
+    """Documents of more tokens than a shard has, and than 16 bits count, between short ones; and a file of more than 2¹⁷ characters, which
+    is one text also for a tokenizer that puts a token before each.
+    """
+    from tokenizers import Tokenizer
+    from tokenizers.normalizers import Prepend
+
     texts = ["ls", "}" * LONGER, "id", "{" * LONGER]
     (problem.folder / "long.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     expected = [token for text in texts for token in (*tokenizer().encode(text).ids, END)]
@@ -309,6 +314,13 @@ def _of_long_documents(trial: Trial, problem: Small) -> Iterator[Comparison]:
     text = "ls -la\n" * (LONGER // 3)  # more than 2¹⁷ bytes
     (problem.folder / "long.txt").write_text(text)
     yield from _shards(trial, "a long text", problem, "long.txt", [*tokenizer().encode(text).ids, END], shard=LONGER * 2)
+    (model := problem.folder / "putting before").mkdir()
+    encoder = Tokenizer.from_str(tokenizer().to_str())
+    encoder.normalizer = Prepend("{")
+    encoder.save(str(model / TOKENIZER))
+    (model / CONFIG).write_text(json.dumps({"eos_token_id": END}))
+    expected = [*encoder.encode(text).ids, END]
+    yield from _shards(trial, "a long text with a beginning", problem, "long.txt", expected, model=model.name, shard=LONGER * 2)
 
 
 def _of_many_documents(trial: Trial, problem: Small, count: int) -> Iterator[Comparison]:

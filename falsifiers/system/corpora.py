@@ -48,6 +48,7 @@ BAD_LINES: dict[str, tuple[str | bytes, str]] = {
     "label as a float": ('{"input": "ls", "label": 1.0}', "label"),
     "label is null": ('{"input": "ls", "label": null}', "label"),
     "half a character": ('{"input": "\\ud83d", "label": 1}', "surrogate"),
+    "half a character in capitals": ('{"input": "\\uD83D", "label": 1}', "surrogate"),
     "no input": ('{"label": 1}', "input"),
     "input as number": ('{"input": 3, "label": 1}', "input"),
     "unknown key": ('{"input": "ls", "label": 1, "weight": 2}', "weight"),

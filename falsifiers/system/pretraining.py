@@ -75,7 +75,8 @@ def small_pretraining(trial: Trial, epochs: int, **settings: Any) -> Iterator[tu
 def exhausted_stream_ends_the_epoch(trial: Trial) -> list[Comparison]:
     """Each epoch has the steps and tokens that follow from the stream's length, and is validated; the rates are the schedule's.
 
-    Of training and of held-out tokens no more rows than a micro-batch are computed at a time, and no fewer. All tokens of long rows, and of
+    Of training and of held-out tokens no more rows than a micro-batch are computed at a time, and no fewer; nothing is held of those
+    before. All tokens of long rows, and of
     many, are counted.
     """
     epochs, rng = 3, trial.rng("schedule")
@@ -98,9 +99,9 @@ def exhausted_stream_ends_the_epoch(trial: Trial) -> list[Comparison]:
         *same("tokens predicted in each epoch", np.full(epochs, count - 1), tokens),
         *same("epochs validated", epochs, len(record.validation)),
         *same(
-            "rows computed at a time",
-            [*_passes(problem.train, count, micro), *_passes(problem.train, HELD_OUT, micro)] * epochs,
-            record.rows,
+            "rows computed at a time, and tensors held of earlier ones",
+            [(size, 0) for size in (*_passes(problem.train, count, micro), *_passes(problem.train, HELD_OUT, micro))] * epochs,
+            record.passes,
         ),
         *_many_tokens(trial),
     ]

@@ -239,6 +239,7 @@ def refuses_pretraining_state(trial: Trial) -> Iterator[Comparison]:
             run, name = _on_a_copy(folder, partial(_goes_on, trial, given)), key.partition(".")[0]
             said = re.escape(f"state.json: {name} is {values['run'].get(name)!r}, this run has ") + ".*same"
             yield trial.refuses(f"a run of another {key}", run, said, "ValueError")
+        yield _longer_refused(trial, problem)
         end = ask()
         for key, given in _same_runs(problem).items():
             yield from same(f"end of a run of another {key}", end, _on_a_copy(folder, partial(_goes_on, trial, given))())
@@ -257,6 +258,16 @@ def refuses_pretraining_state(trial: Trial) -> Iterator[Comparison]:
         yield trial.refuses("a stream of one token", partial(trial.pretrainer.run, short), "at least two", "ValueError")
         yield from same("files of no run", {}, content(none))
         yield from _optimiser_refuses(trial, problem)
+
+
+def _longer_refused(trial: Trial, problem: Pretraining) -> Comparison:
+    """A run of the constant schedule is another one with more epochs too: its warm-up is a share of all steps."""
+    given = replace(problem, output=problem.output.with_name("constant"), settings={**problem.settings, "schedule": "constant"})
+    trial.pretrainer.run(given, stop_after=1)
+    longer = replace(given, settings={**given.settings, "epochs": 2})
+    return trial.refuses(
+        "more epochs at a constant rate", partial(trial.pretrainer.run, longer, resume=True), r"state\.json: epochs is 1", "ValueError"
+    )
 
 
 def _of_several_shards(problem: Pretraining) -> Pretraining:

@@ -402,8 +402,9 @@ class Pretraining:
 class PretrainingRecord:
     """The record of a run up to its end or its kill: steps, validation loss of each epoch, parameters, and the state's hash at the end.
 
-    `flushes` are the files and folders that it waited for until they were on the disk, `rows` the numbers of rows of which it computed a
-    loss at a time, `free` the moments (flushes, steps) at which another process could have begun to write its folder.
+    `flushes` are the files and folders that it waited for until they were on the disk, `passes` of how many rows at a time it computed a
+    loss, and how many tensors automatic differentiation held as it began to; `free` are the moments (flushes, steps) at which another
+    process could have begun to write its folder.
     """
 
     steps: "list[PretrainStep]"
@@ -411,5 +412,5 @@ class PretrainingRecord:
     parameters: Mapping[str, Array]
     state_hash: str
     flushes: list[str] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
+    passes: list[tuple[int, int]] = field(default_factory=list)
     free: list[str] = field(default_factory=list)

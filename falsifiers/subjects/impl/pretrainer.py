@@ -5,16 +5,18 @@ import fcntl
 import io
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr, redirect_stdout, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
+from weakref import WeakSet
 
 import numpy as np
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from blackswan.falsifiers.subjects.conversion import config_of
 from blackswan.falsifiers.subjects.doors.files import StreamRows, Tokens
@@ -83,9 +85,10 @@ class Pretrainer(Door):
         the next step is made meanwhile.
         """
         decoder = self._random(problem.architecture, problem.seed).to(getattr(torch, dtype))
-        steps, events, rows, free = list[pretrain_run.PretrainStep](), list[str](), list[int](), list[str]()
+        steps, events, passes, free = list[pretrain_run.PretrainStep](), list[str](), list[tuple[int, int]](), list[str]()
         sole = pretrain_run.sole_writer  # type: ignore[attr-defined]  # as a mutant left it there
-        decoder.register_forward_pre_hook(lambda _, given: rows.append(len(given[0])))
+        held = WeakSet[_Saved]()
+        decoder.register_forward_pre_hook(lambda _, given: passes.append((len(given[0]), len(held))))
         train, validation = _batches(problem.train), None if problem.validation is None else _batches(problem.validation)
         settings = pretrain_run.PretrainSettings(**problem.settings)
 
@@ -109,7 +112,7 @@ class Pretrainer(Door):
         result = pretrain_run.PretrainResult((), (), "")
         alone = mock.patch.object(pretrain_run, "sole_writer", sole_writer)
         disk = slow(until_the_next_step([*decoder.parameters()])) if slowly else nullcontext()
-        with suppress(_KilledError), flushes(problem.output, on_flush), disk, alone:
+        with suppress(_KilledError), flushes(problem.output, on_flush), disk, alone, _keeping(held):
             given = (decoder, train, validation, settings, problem.output, problem.tokenizer)
             try:
                 result = pretrain_run.pretrain(*given, resume=resume, on_start=partial(began.append, 1), on_step=on_step)
@@ -118,7 +121,7 @@ class Pretrainer(Door):
                     raise RuntimeError(f"the run was said to begin, and then refused: {error}") from error
                 raise
         losses = [epoch.validation_loss for epoch in result.epochs]
-        return PretrainingRecord(steps, losses, _parameters(decoder), result.state_hash, events, rows, free)
+        return PretrainingRecord(steps, losses, _parameters(decoder), result.state_hash, events, passes, free)
 
     def command(self, model: Path, problem: Pretraining, *flags: str) -> Mapping[str, Array]:
         """The parameters of the last checkpoint that the command writes, which starts at that model."""
@@ -270,6 +273,23 @@ class TrainedDecoder(Session):
 
 class _KilledError(Exception):
     """Stops a run from outside."""
+
+
+@dataclass(eq=False)
+class _Saved:
+    """A tensor as automatic differentiation holds it."""
+
+    tensor: torch.Tensor
+
+
+def _keeping(held: "WeakSet[_Saved]") -> saved_tensors_hooks:
+    """Inside the block `held` has the tensors that automatic differentiation holds."""
+
+    def pack(tensor: torch.Tensor) -> _Saved:
+        held.add(saved := _Saved(tensor.detach()))
+        return saved
+
+    return saved_tensors_hooks(pack, lambda saved: saved.tensor)
 
 
 def _is_free(output: Path) -> bool:
