@@ -4,7 +4,8 @@ A whole optimiser step of the real trainer is run on tensors that have shapes an
 and go: what is counted is what the implementation does, not a formula beside it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -72,11 +73,18 @@ def estimate(
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device {device}: what its kernels allocate is not known; expected cpu or cuda")
     allocations = Allocations(META, BLOCK if device.type == "cuda" else 1)
-    with unchecked(), dispatch.without_content(device), allocations, kernels_of(device.type):
+    with unchecked(), with_gradients(), dispatch.without_content(device), allocations, kernels_of(device.type):
         classifier = classifier_of_shapes(config, adaptation, dtype, allocations)
         trainer = _trainer(classifier, batch, multi_label, allocations)
         _step(trainer, (batch, seq), accumulation, allocations)
     return estimate_of(allocations, device)  # while the trainer lives, whose tensors are those that stay
+
+
+@contextmanager
+def with_gradients() -> Iterator[None]:
+    """Inside the block automatic differentiation is on, whatever the caller has switched off."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 def require_counts(**counts: int) -> None:
@@ -190,7 +198,8 @@ def _is_gradient(parameter: Tensor, allocations: Allocations) -> None:
 def empty_batch(trainer: Trainer, shape: tuple[int, int]) -> Batch:
     """A batch [samples, seq] without content."""
     classes = trainer.classifier.adaptation.classes
-    labels = torch.empty((shape[0], classes), device=META) if trainer.multi_label else torch.empty(shape[0], device=META, dtype=torch.int64)
+    several = trainer.multi_label
+    labels = torch.empty((shape[0], classes) if several else shape[:1], device=META, dtype=torch.float32 if several else torch.int64)
     ids = torch.empty(shape, device=META, dtype=torch.int64)
     return Batch(ids, torch.empty(shape, device=META, dtype=torch.bool), labels)
 

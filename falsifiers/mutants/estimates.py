@@ -130,6 +130,18 @@ def estimate_stops_before_joining(_: Step, batch: Any, size: int) -> Any:
     return next(iter(batch.split(HELD * size)))
 
 
+wrong_step("impl.memory:with_gradients", name="estimate_without_gradients", doc="Where gradients are switched off nothing is estimated.")(
+    lambda _: nullcontext()
+)
+
+
+@wrong_step("impl.memory:empty_batch")
+def estimate_of_labels_in_the_default_dtype(batch_of: Step, trainer: Any, shape: Any) -> Any:
+    """Several labels a sample take the memory of torch's default dtype."""
+    batch = batch_of(trainer, shape)
+    return replace(batch, labels=torch.empty(batch.labels.shape, device="meta")) if trainer.multi_label else batch
+
+
 @wrong_step("impl.memory:estimate")
 def estimate_calls_weights_activations(estimate: Step, *given: Any, **options: Any) -> Any:
     """Dequantised weights counted as saved activations."""

@@ -212,6 +212,9 @@ def estimate_follows_every_setting(trial: Trial) -> Iterator[Comparison]:
         yield value_inside(f"{name}: gradients", estimate.parts.get("gradients", 0), held * gradient, (held + 0.5) * gradient)
         if accumulation > HELD:  # they are averaged on the way, which takes a copy of each
             yield value_at_least(f"{name}: working", estimate.parts.get("working", 0), HELD * gradient)
+    for backend in ("torch", "fused"):
+        totals = trial.memory.totals_by_surroundings(replace(small(rng, trial.seed, nf4=False), backend=backend))
+        yield from same(f"{backend}: totals where torch is set otherwise", dict.fromkeys(totals, totals["alone"]), totals)
     yield from kept_by_a_layer(trial, replace(small(rng, trial.seed, nf4=False), targets=str(rng.choice(["q_v", "all"]))))
     yield from _of_last_micro_batches(trial)
 

@@ -24,6 +24,7 @@ from blackswan.impl.memory import (
     part_of,
     repeating,
     require_counts,
+    with_gradients,
 )
 from blackswan.impl.trainer import Batch, MicroResult
 from blackswan.impl.validation import unchecked
@@ -52,7 +53,7 @@ def estimate_fused(
     require_counts(batch=batch, seq=seq, accumulation=accumulation)
     device = torch.device(device)
     allocations = Allocations(META, BLOCK)
-    with unchecked(), dispatch.without_content(device), allocations:
+    with unchecked(), with_gradients(), dispatch.without_content(device), allocations:
         classifier = classifier_of_shapes(config, adaptation, dtype, allocations)
         settings = {"total_steps": None, "micro_batch": batch, "learning_rate": 1e-4, "multi_label": multi_label}
         with allocations.part("update"):

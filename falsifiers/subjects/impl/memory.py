@@ -55,6 +55,19 @@ class Memory(Door):
                 found = memory.estimate(*model, **settings, device=named or self._device)
         return Estimate(dict(found.parts), found.total, found.resident)
 
+    def totals_by_surroundings(self, work: Workload) -> dict[str, int]:
+        """Estimates of several labels a sample, where a user has set the default dtype of torch or switched gradients off."""
+        before = torch.get_default_dtype()
+        found = {"alone": self.estimate(work, multi_label=True).total}
+        for name, inside in (("no_grad", torch.no_grad()), ("inference_mode", torch.inference_mode())):
+            with inside:
+                found[name] = self.estimate(work, multi_label=True).total
+        try:
+            torch.set_default_dtype(torch.float64)
+            return {**found, "float64": self.estimate(work, multi_label=True).total}
+        finally:
+            torch.set_default_dtype(before)
+
     def tokens_of_a_step(self, work: Workload) -> tuple[int, int]:
         """So many tokens a micro-batch has in an estimate of the hand-written layers, and where a step packs its whole samples."""
         counted, packed = list[int](), fused_memory._Step._packed
