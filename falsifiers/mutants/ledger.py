@@ -263,6 +263,15 @@ wrong_steps(
     ),
     ledger_told_of_the_first_card=("Every card has the memory of the first.", lambda right, _: right(torch.device("cuda", 0))),
 )
+
+
+def _or_gone(right: Step, pid: int) -> Any:
+    try:
+        return right(pid)
+    except OSError:
+        return None
+
+
 wrong_steps(
     "impl.ledger:process_start",
     ledger_without_the_boot=(
@@ -272,6 +281,10 @@ wrong_steps(
     ledger_fails_beside_the_dying=(
         "A process that ends as it is looked at stops every other one.",
         lambda right, pid: right(pid) if Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text() else None,
+    ),
+    ledger_takes_the_unseen_for_gone=(
+        "A holder that cannot be looked at, for want of rights or of open files, is taken for one that is gone.",
+        lambda right, pid: _or_gone(right, pid),
     ),
     ledger_reads_names_in_letters=(
         "A process whose name is cut inside a letter stops every other one.",

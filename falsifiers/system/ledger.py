@@ -1,8 +1,10 @@
 """The ledger of device memory: what is granted and refused to one process, to several at once, and after one has died."""
 
+import errno
 import json
 import multiprocessing
 import os
+import re
 import resource
 import tempfile
 import time
@@ -177,10 +179,19 @@ def the_dead_hold_nothing(trial: Trial) -> Iterator[Comparison]:
             process.join()
         for of_the_host in (True, False):
             ledger.acquire(0, count)
-            yield from same("of a process that ends as it is looked at", [0], ledger.ending())
+            yield from same("of a process that ends as it is looked at", [0], ledger.unseen(ProcessLookupError()))
+            yield from _of_a_living_one_unseen(trial, ledger, count)
             ledger.restart(of_the_host=of_the_host)
             yield from same(f"of an earlier process of the same id, before a restart: {of_the_host}", [0], ledger.reserved())
         yield from _of_no_ledger(trial)
+
+
+def _of_a_living_one_unseen(trial: Trial, ledger: "Ledger", count: int) -> Iterator[Comparison]:
+    """A holder at which nobody may look, or for which no file can be opened any more, is not taken for one that is gone."""
+    for code in (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.EIO):
+        ask = partial(ledger.unseen, OSError(code, os.strerror(code)))
+        yield trial.refuses(f"a holder that cannot be looked at: {errno.errorcode[code]}", ask, re.escape(os.strerror(code)), "OSError")
+        yield from same("of a holder that could not be looked at", [count], ledger.reserved())
 
 
 def _of_no_ledger(trial: Trial) -> list[Comparison]:

@@ -193,7 +193,7 @@ class Ledger(Session):
             entry["started"] = f"another{boot}/{start}" if of_the_host else f"{boot}/1{start}"
         path.write_text(json.dumps(entries))
 
-    def ending(self) -> list[int]:
-        """As `reserved`, while each holder ends as it is looked at: its file in /proc was opened, and cannot be read any more."""
-        with mock.patch.object(Path, "read_text", side_effect=ProcessLookupError):
+    def unseen(self, error: OSError) -> list[int]:
+        """As `reserved`, while each holder's file in /proc was opened, and cannot be read for that reason, as where the holder ends."""
+        with mock.patch.object(Path, "read_text", side_effect=error):
             return self.reserved()
