@@ -87,6 +87,22 @@ wrong_step("impl.token_shards:_text", name="documents_without_a_null", doc="A te
 wrong_step("impl.token_shards:read_span", name="token_shards_that_change", doc="A shard that changes while it is read is read on.")(
     lambda read, path, start, count, _: read(path, start, min(count, max(path.stat().st_size - start, 0)), state_of(path))
 )
+wrong_step("impl.token_shards:epoch_order", name="row_order_of_32_bits", doc="The upper bits of a seed do not order rows.")(
+    lambda order, count, seed, epoch: order(count, seed % 2**32, epoch)
+)
+wrong_step("impl.decoder:seeded", name="decoder_weights_of_32_bits", doc="The upper bits of a large seed do not count in random weights.")(
+    lambda seeded, seed: seeded(seed % 2**32)
+)
+
+
+@wrong_step("impl.token_shards:_open_shard")
+def token_shard_that_changed_when_it_was_looked_at(opened: Any, path: Path, *given: Any) -> Any:
+    """A shard has to stay what it was when its digest was known, and not what it was when it was read for that."""
+    shard = opened(path, *given)
+    shard._state = state_of(path)
+    return shard
+
+
 wrong_steps(
     "impl.token_shards:_checked",
     shards_of_16_bits=(

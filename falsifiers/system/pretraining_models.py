@@ -81,6 +81,8 @@ def _as_families_begin(trial: Trial) -> list[Comparison]:
     scalars = generated(trial.rng("random"), trial.seed, "float32", family=("qwen2", "qwen3", "llama")[trial.seed % 3]).scalars
     tensors = trial.pretrainer.random(scalars, trial.seed).parameters()
     matrices = [value.ravel().astype(np.float64) / 0.02 for value in tensors.values() if value.ndim == 2]
+    larger = trial.pretrainer.random(scalars, trial.seed + 2**32).parameters()
+    others = [value.ravel().astype(np.float64) / 0.02 for value in larger.values() if value.ndim == 2]
     drawn, count = np.concatenate(matrices), min(map(len, matrices))
     alike = np.stack([each[:count] for each in matrices])
     products = np.abs(np.triu(alike @ alike.T / count, 1))
@@ -90,6 +92,7 @@ def _as_families_begin(trial: Trial) -> list[Comparison]:
         *same("vectors", {name: np.full_like(value, not name.endswith(".bias")) for name, value in plain.items()}, plain),
         value_inside("mean of the matrices / 0.02", float(drawn.mean()), -bound, bound),
         value_inside("mean square of the matrices / 0.02²", float(np.square(drawn).mean()), 1 - np.sqrt(2) * bound, 1 + np.sqrt(2) * bound),
+        value_at_most("matrices that are alike for a seed of more than 32 bits", sum(map(np.array_equal, matrices, others)), 0),
         value_inside("largest mean product of two matrices / 0.02²", float(products.max()), 0.0, 7 / np.sqrt(count)),
     ]
 

@@ -125,7 +125,7 @@ def _sorted(pairs: Array) -> Array:
 def position_is_restored(trial: Trial) -> Iterator[Comparison]:
     """An epoch from any batch on is the rest of the epoch, and the same twice.
 
-    No two of the orders of neighbouring seeds, of the seed 0, of neighbouring epochs and of the stream are the same.
+    No two of the orders of neighbouring seeds, of 0, of one of more than 32 bits, of neighbouring epochs and of the stream are the same.
     """
     with _stream(trial) as (_, tokens, epoch):
         ask = trial.pretrainer.epoch
@@ -138,7 +138,9 @@ def position_is_restored(trial: Trial) -> Iterator[Comparison]:
         if len(whole.mask) >= 12:  # two orders of twelve rows are the same once in 479 million
             seed = tokens.seed or 0
             orders = {
-                f"seed {each}, epoch {of}": ask(replace(tokens, seed=each), of) for each in {0, seed, seed + 1} for of in (epoch, epoch + 1)
+                f"seed {each}, epoch {of}": ask(replace(tokens, seed=each), of)
+                for each in {0, seed, seed + 1, seed + 2**32}
+                for of in (epoch, epoch + 1)
             }
             orders["the stream"] = ask(replace(tokens, seed=None), epoch)
             for one, other in combinations(orders, 2):
@@ -252,6 +254,11 @@ def _refuses_changes(trial: Trial, rng: Generator) -> Iterator[Comparison]:
             other = rng.integers(0, VOCAB, size).astype(DTYPES["uint16"]).tobytes()
             ask = partial(trial.pretrainer.epoch, tokens, 0, meanwhile=partial(overwritten, tokens.folder / "part-1.bin", other))
             yield trial.refuses(f"a shard of {size} tokens in the place of 60", ask, r"part-1\.bin: changed", "ValueError")
+    with tempfile.TemporaryDirectory() as parent:
+        tokens = Tokens(write_shards(Path(parent), pieces), VOCAB, batch=2, seq=8)
+        content, path = pieces[1].astype(DTYPES["uint16"]).tobytes(), tokens.folder / "part-1.bin"
+        ask = partial(trial.pretrainer.epoch_of_changed, tokens, content, partial(overwritten, path, content[2:] + content[:2]))
+        yield trial.refuses("a shard that changes once it was looked at, before its stream is open", ask, r"part-1\.bin", "ValueError")
 
 
 def _refuses_a_long_shard(trial: Trial, places: Sequence[int]) -> list[Comparison]:

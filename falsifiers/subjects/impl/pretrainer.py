@@ -2,6 +2,7 @@
 
 import argparse
 import fcntl
+import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr, redirect_stdout, suppress
@@ -10,6 +11,7 @@ from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 from weakref import WeakSet
@@ -52,6 +54,26 @@ class Pretrainer(Door):
         empty = torch.zeros(0, tokens.seq, dtype=torch.int64)
         ids, mask = torch.cat([empty, *(batch.input_ids for batch in found)]), torch.cat([empty.bool(), *(batch.mask for batch in found)])
         return StreamRows(ids.numpy(), mask.numpy(), [len(batch.mask) for batch in found], len(batches))
+
+    def epoch_of_changed(self, tokens: Tokens, content: bytes, change: Callable[[], object]) -> StreamRows:
+        """The first epoch, where `change` is what happens as soon as that content was hashed."""
+        hashed = hashlib.sha256
+
+        def noted(*given: bytes) -> Any:
+            digest, read = hashed(*given), [b"".join(given)]
+
+            def update(more: bytes) -> None:
+                digest.update(more)
+                read.append(bytes(more))
+                if b"".join(read) == content:
+                    change()
+
+            return SimpleNamespace(update=update, hexdigest=digest.hexdigest, digest=digest.digest)
+
+        with mock.patch("hashlib.sha256", noted):
+            batches = _batches(tokens)
+        found = [*batches.epoch(0)]
+        return StreamRows(*(torch.cat(each).numpy() for each in zip(*((one.input_ids, one.mask) for one in found), strict=True)), [], 0)
 
     def rows_of_repeated(self, lengths: Sequence[int], seq: int, rows: Sequence[int], seed: int | None = None) -> StreamRows:
         """Rows of an epoch of a stream whose shards are each one token over and over, 0 and 1 and so on, so many times; no file holds
