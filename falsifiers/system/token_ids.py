@@ -137,9 +137,13 @@ def _own_tokens(rng: Generator, trial: Trial, variant: int) -> list[Comparison]:
 
 @may_be_non_finite("*.imbalance")
 def bytes_are_tokens_without_a_tokenizer(trial: Trial) -> list[Comparison]:
-    """The ids are UTF-8 bytes cut to max_seq_len, the padding id is no byte, and the description says so."""
+    """The ids are UTF-8 bytes cut to max_seq_len, the padding id is no byte, and the description says so; also beside a very long text."""
     rng = trial.rng("tokens")
-    with written(rng, multi_label=False, also=[VERY_LONG] * (trial.seed % 2)) as corpus:
+    return [each for also in ([], [VERY_LONG]) for each in _bytes_of(trial, rng, also)]
+
+
+def _bytes_of(trial: Trial, rng: Generator, also: list[str]) -> list[Comparison]:
+    with written(rng, multi_label=False, also=also) as corpus:
         limit = int(rng.integers(1, 40))
         found = trial.corpora.read(corpus.file, Tokenizing(None, limit))
     rows = [list(text.encode()[:limit]) or [found.fill] for text in corpus.texts]
