@@ -301,8 +301,8 @@ def _of_many_tokens(trial: Trial, problem: Small) -> Iterator[Comparison]:
 
 
 def _of_long_documents(trial: Trial, problem: Small) -> Iterator[Comparison]:
-    """Documents of more tokens than a shard has, and than 16 bits count, between short ones; and a file of more than 2¹⁷ characters, which
-    is one text also for a tokenizer that puts a token before each.
+    """Documents of more tokens than a shard has, and than 16 bits count, between short ones; and a file of more than 2¹⁷ characters.
+    One of more than 2²⁰ is one text for a tokenizer that puts a token before each.
     """
     from tokenizers import Tokenizer
     from tokenizers.normalizers import Prepend
@@ -314,13 +314,14 @@ def _of_long_documents(trial: Trial, problem: Small) -> Iterator[Comparison]:
     text = "ls -la\n" * (LONGER // 3)  # more than 2¹⁷ bytes
     (problem.folder / "long.txt").write_text(text)
     yield from _shards(trial, "a long text", problem, "long.txt", [*tokenizer().encode(text).ids, END], shard=LONGER * 2)
+    (problem.folder / "longer.txt").write_text(text := text * 7)  # more than 2²⁰ bytes
     (model := problem.folder / "putting before").mkdir()
     encoder = Tokenizer.from_str(tokenizer().to_str())
     encoder.normalizer = Prepend("{")
     encoder.save(str(model / TOKENIZER))
     (model / CONFIG).write_text(json.dumps({"eos_token_id": END}))
     expected = [*encoder.encode(text).ids, END]
-    yield from _shards(trial, "a long text with a beginning", problem, "long.txt", expected, model=model.name, shard=LONGER * 2)
+    yield from _shards(trial, "a long text with a beginning", problem, "longer.txt", expected, model=model.name, shard=LONGER * 2)
 
 
 def _of_many_documents(trial: Trial, problem: Small, count: int) -> Iterator[Comparison]:
