@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -15,6 +16,8 @@ from filelock import FileLock, Timeout
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 PARTIAL, LOCK = ".partial-", ".lock"
+_LONGEST = 255 - len("abcdefgh.old")
+"""Bytes of a name, of which file systems take 255, to which others are added."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """What a disk says that is full, over its quota, limited in the size of files, broken or not to be written."""
 
@@ -129,12 +132,19 @@ def _require_free(path: Path) -> None:
         raise FileExistsError(f"{path} exists; choose another name or move it away")
 
 
+def _prefix(name: str) -> str:
+    """How the names of parts of `name` begin; of one that is too long to be part of another, a digest stands for it."""
+    prefix = f"{PARTIAL}{name}."
+    return prefix if len(os.fsencode(prefix)) <= _LONGEST else f"{PARTIAL}{hashlib.sha256(os.fsencode(name)).hexdigest()}."
+
+
 @contextmanager
 def _partial(target: Path) -> Iterator[Path]:
     """A folder beside `target`, locked while it is written, removed afterwards with what is still in it."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    remove_left_over(target.parent, f"{PARTIAL}{target.name}.")
-    partial = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{target.name}.", dir=target.parent))
+    prefix = _prefix(target.name)
+    remove_left_over(target.parent, prefix)
+    partial = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
     try:
         with _locked(partial), naming(target):
             yield partial

@@ -109,6 +109,11 @@ def saved_over_a_checkpoint_in_parts(save: Step, folder: Path, *given: Any, **na
     save(folder, *given, **named)
 
 
+wrong_step("impl.folder:_prefix", name="names_of_parts_too_long", doc="What is written beside a long name has one that is too long.")(
+    lambda _, name: f".partial-{name}."
+)
+
+
 @wrong_step("impl.folder:remove_left_over")
 def left_over_by_a_part_of_its_name(remove: Step, folder: Path, prefix: str) -> None:
     """A file in whose name that of a left-over is found goes as well."""

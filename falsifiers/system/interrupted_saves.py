@@ -26,6 +26,8 @@ from blackswan.falsifiers.system.same import content, same, same_tensors
 from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.table import Array
 
+LONG = "adapter".ljust(255, "s")
+"""A name as long as file systems take."""
 STEPS = 14
 """The number of steps in the file system at each of which a save is killed; `impl` takes 12."""
 
@@ -169,21 +171,23 @@ def _through_a_link(trial: Trial, model: Model, folder: Path) -> list[Comparison
 
 
 def _without_exchange(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
-    """A save leaves the new adapter where the system cannot exchange two names, the old one where that fails, and nothing beside it."""
+    """A save leaves the new adapter where the system cannot exchange two names, the old one where that fails, and nothing beside it.
+
+    Its name is as long as names can be."""
     place, found = folder / "renamed", []
-    save = partial(trial.files.save_adapter, place / "adapter", folder / "base", model.settings)
+    save = partial(trial.files.save_adapter, place / LONG, folder / "base", model.settings)
     save(model.trainable)
     for times, code in enumerate((0, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP), start=2):
         tensors = {name: times * value for name, value in model.trainable.items()}
         save(tensors, exchange=code)
-        stored = load_file(place / "adapter" / ADAPTER_WEIGHTS)
+        stored = load_file(place / LONG / ADAPTER_WEIGHTS)
         found += same_tensors({PREFIX + name: value for name, value in tensors.items()}, stored)
-        found += same("names beside a new adapter", ["adapter"], [each.name for each in place.iterdir()])
+        found += same("names beside a new adapter", [LONG], [each.name for each in place.iterdir()])
     for failure in ({"exchange": errno.EACCES}, {"exchange": 0, "renames": 0}, {"exchange": 0, "renames": 1}):
         found.append(trial.refuses(f"a name that is not given {failure}", partial(save, model.trainable, **failure), "adapter", "OSError"))
-        found += same(f"adapter in its place {failure}", True, (place / "adapter" / ADAPTER_WEIGHTS).is_file())
-        found += same_tensors(stored, load_file(place / "adapter" / ADAPTER_WEIGHTS)) if found[-1].held else []
-    return found + same("names beside an adapter", ["adapter"], [each.name for each in place.iterdir()])
+        found += same(f"adapter in its place {failure}", True, (place / LONG / ADAPTER_WEIGHTS).is_file())
+        found += same_tensors(stored, load_file(place / LONG / ADAPTER_WEIGHTS)) if found[-1].held else []
+    return found + same("names beside an adapter", [LONG], [each.name for each in place.iterdir()])
 
 
 def _whole(name: str, found: dict[str, bytes], accepted: list[dict[str, bytes]]) -> Comparison:
