@@ -67,7 +67,7 @@ def _guarded(options: argparse.Namespace, name: str) -> int:
     except Interrupted as error:
         return _say(name, error, INTERRUPTED)
     except (BadInput, ValueError, OSError) as error:
-        broken = isinstance(error, OSError) and error.errno in DISK_ERRORS
+        broken = isinstance(error, BrokenPipeError) or (isinstance(error, OSError) and error.errno in DISK_ERRORS)
         return _say(name, error, FAILED if broken else BAD_INPUT)
 
 

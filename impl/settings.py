@@ -192,10 +192,10 @@ def _metavar(name: str) -> str:
     if name in CHOICES:
         return "|".join(CHOICES[name])
     if name == "lora_targets":
-        return "NAME[,NAME…]"
+        return "NAME[,NAME...]"
     kinds = _kinds(name)
     if tuple in kinds:
-        return "balanced|balanced_over_classes|W1,W2,…|none"
+        return "balanced|balanced_over_classes|W1,W2,...|none"
     return ("N" if int in kinds else "X") + ("|none" if types.NoneType in kinds else "")
 
 

@@ -297,3 +297,11 @@ def settings_of_any_number_of_digits(read: Any, path: Any) -> Any:
 def weights_that_are_empty_left_out(parsed: Any, name: str, text: str) -> Any:
     """An option's class weights between two commas, or after the last one, may be empty."""
     return parsed(name, ",".join(filter(None, text.split(","))) if name == "class_weights" else text)
+
+
+wrong_step("impl.settings:_metavar", name="help_beyond_ascii", doc="The help of a command has a character that not every terminal shows.")(
+    lambda metavar, name: metavar(name).replace("...", "\N{HORIZONTAL ELLIPSIS}")
+)
+wrong_step("impl.commands.common:DEVICE_HELP", name="help_that_is_a_format", doc="The help of a command cannot be formatted.")(
+    lambda text: f"{text}, at 90 % of its memory"
+)

@@ -186,6 +186,15 @@ def unread_run_is_done(run: Any, *given: Any) -> Any:
         return 0
 
 
+@wrong_step("impl.__main__:_run")
+def unread_is_bad_input(run: Any, *given: Any) -> Any:
+    """A command whose output nobody reads any more ends as if its input were bad."""
+    try:
+        return run(*given)
+    except BrokenPipeError as error:
+        raise ValueError(str(error)) from error
+
+
 @wrong_step("impl.training_state:write_atomically")
 def state_leaves_no_mask_of_modes(write: Any, path: Any, content: bytes) -> None:
     """Whatever the program writes after a run can be written by everybody: the mask of modes is read by setting it to 0."""

@@ -30,7 +30,7 @@ SPECIAL = {"eos_token_id": [1, 3], "pad_token_id": 0}
 
 
 STATUSES = {
-    1: "TrainingFailed FloatingPointError NotResident OutOfMemoryError WarmUpFailed WorkerFailed WorkerLost MemoryError",
+    1: "TrainingFailed FloatingPointError NotResident OutOfMemoryError WarmUpFailed WorkerFailed WorkerLost MemoryError BrokenPipeError",
     2: "KeyboardInterrupt",
     4: "BadInput ValueError FileNotFoundError",
     6: "DeviceUnavailable InsufficientMemory",

@@ -37,6 +37,9 @@ ALPHA = {
 the default."""
 
 
+COMMANDS = ("train", "pretrain", "evaluate", "predict", "merge", "export", "tokenize", "summary")
+
+
 @reads_files
 def settings_reach_the_run(trial: Trial) -> list[Comparison]:
     """Each setting, away from its default, arrives bit for bit, given by an option, in a file or by both, of which the option counts, also
@@ -45,10 +48,22 @@ def settings_reach_the_run(trial: Trial) -> list[Comparison]:
     It stands in config.yaml, run.json and beside the adapter, also when that was opened and is saved again or merged; what is not given
     has its default. A run from config.yaml is the same run.
     """
-    found: list[Comparison] = []
+    found = _helped(trial)
     for name, away in _away(trial.rng("settings")).items():
         with small(trial, name, {}, tied=name == "one label") as problem:
             found += _reach(trial, name, problem, away)
+    return found
+
+
+def _helped(trial: Trial) -> list[Comparison]:
+    """The program and each command say what they are, in ASCII, which every terminal shows, and those with settings name each of them."""
+    said = {name: trial.commands.help(*name.split()) for name in ("", *COMMANDS)}
+    found = same("status of the help", dict.fromkeys(said, 0), {name: each.status for name, each in said.items()})
+    found += same("help beyond ASCII", [], [name for name, each in said.items() if not each.out.isascii()])
+    found += same("commands that the help lacks", [], [name for name in COMMANDS if f" {name} " not in said[""].out])
+    named = [f"--{key.replace('_', '-')}" for key in QLORA]
+    for name in ("train", "summary"):
+        found += same(f"settings that the help of {name} lacks", [], [option for option in named if option not in said[name].out])
     return found
 
 

@@ -49,6 +49,7 @@ Noted = tuple[str, float, int]
 """What TensorBoard is given: a tag, a value, the step."""
 OF_THE_PROGRAM = (
     *(TrainingFailed, FloatingPointError, NotResident, torch.OutOfMemoryError, WarmUpFailed, WorkerFailed, WorkerLost, MemoryError),
+    BrokenPipeError,
     *(DeviceUnavailable, InsufficientMemory, BadInput, ValueError, FileNotFoundError, KeyboardInterrupt),
     *(RuntimeError, TypeError, AssertionError, AttributeError),
 )
@@ -129,6 +130,15 @@ class Commands(Door):
 
         with flushes(folder, event):
             return self.attempt(*arguments)
+
+    def help(self, *arguments: str) -> Said:
+        """What the program says of itself, or of a command."""
+        with redirect_stdout(io.StringIO()) as out:
+            try:
+                command.main([*arguments, "--help"])
+            except SystemExit as end:
+                return Said(int(end.code or 0), out.getvalue(), "")
+        raise RuntimeError("no end of the program after its help")
 
     def ended_by(self, kind: str, *arguments: object, message: str | None = None) -> Said:
         """A command in which such an error is raised, with its name as the message where no other is given."""
