@@ -1,6 +1,6 @@
 """Programs that write to tensors which somebody else keeps, or read them after they were handed over."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from blackswan.falsifiers.mutants.registry import wrong_step
+
+Step = Callable[..., Any]
 
 
 @wrong_step("impl.classifier:Classifier.__init__")
@@ -126,3 +128,20 @@ def merge_updates_the_base(merge: Any, weight: Any, *factors: Any) -> Any:
 def recorded_inputs_are_written_to(local: Any, value: Any) -> Any:
     """A recorded input that has no gradient is the tensor itself, to which the optimiser writes later."""
     return local(value) if value.requires_grad else value
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline._logits")
+def copies_answer_by_their_original(logits: Step, self: Any, texts: Any) -> Any:
+    """A function that a pipeline keeps for its answers stays that of the original in a copy."""
+    return vars(self).setdefault("_answer", lambda given: logits(self, given))(texts)
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline._logits")
+def answers_of_threads_mixed(_: Step, self: Any, texts: Any) -> Any:
+    """The logits of batches are gathered in a list that the pipeline keeps, in which those of two threads meet."""
+    rows = vars(self).setdefault("_rows", [])
+    rows.clear()
+    for start in range(0, len(texts), self.config.batch_size):
+        given = self.tokens.batch(texts[start : start + self.config.batch_size])
+        rows.append(self.classifier(*(each.to(self.device) for each in given)).detach().cpu())
+    return torch.cat(rows)

@@ -18,17 +18,19 @@ def handed_tensors_stay(trial: Trial) -> Iterator[Comparison]:
     rng = trial.rng("work")
     work = replace(small(rng, trial.seed, nf4=bool(rng.integers(2))), vocab=260, targets=str(rng.choice(["q_v", "all"])))
     weights = drawn(rng, work)
+    works = {}
     for kind in trial.ownership.kinds:
         hand, other = (trial.ownership.hand(kind, work, weights) for _ in range(2))
         handed = hand.content()
         objects = [hand.open() for _ in range(3)]
         before = {**hand.content(), **handed}  # what objects give out is somebody's too
-        alone = other.work(other.open())
+        alone = works[kind] = other.work(other.open())
         yield from same(f"{kind}: the first of two", alone, hand.work(objects[0]))
         yield from same(f"{kind}: the second of two", alone, hand.work(objects[1]))
         yield from same(f"{kind}: what was handed over", before, hand.content())
         hand.overwrite()
         yield from same(f"{kind}: once that was written over", alone, hand.work(objects[2]))
+    yield from same("a copy of a pipeline", works["a pipeline"], works["a copy of a pipeline"])
     then, now = trial.ownership.recorded(work, weights)
     yield from same("calls that are recorded", [name for name, *_ in then], [name for name, *_ in now])
     for (name, *at_the_call), (_, *said) in zip(then, now, strict=False):

@@ -1,8 +1,11 @@
 """Objects of `impl` made of tensors that somebody else keeps, and what they compute."""
 
+import copy
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -36,6 +39,8 @@ Used = Callable[[], Mapping[str, Tensor]]
 """Works with an object and gives what came of it."""
 Calls = list[tuple[str, dict[str, Any], dict[str, Any]]]
 """Path and operation of each call, what it was given by name, and its results."""
+ASKED = (["b", "two", "", "b b"], ["one", "a", "a a", "c"])
+"""Texts that two threads ask a pipeline about, in several batches each."""
 LATE = ("an adapter that is merged and saved", "a decoder that is written")
 """Kinds of object that take their tensors when they work, and not when they are made."""
 BASE, BATCH = "base ", "batch "
@@ -194,25 +199,52 @@ def _class_weights(work: Workload, held: Tensors, place: torch.device) -> Used:
     return lambda: _stepped(trainer, held)
 
 
-def _pipeline(work: Workload, held: Tensors, place: torch.device) -> Used:
+class _Meeting(ByteTokens):
+    """Tokens for which two threads wait for each other, with every batch, where there is a barrier."""
+
+    barrier: Barrier | None = None
+
+    def batch(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        found = super().batch(texts)
+        if self.barrier is not None:
+            self.barrier.wait(10.0)
+        return found
+
+
+def _made(work: Workload, held: Tensors, place: torch.device, tokens: ByteTokens) -> ClassifyPipeline:
     adaptation = adaptation_of(work.scalars)
     settings: dict[str, Any] = {"num_classes": work.classes, "lora_rank": work.rank, "lora_alpha": work.alpha, "lora_targets": work.targets}
-    settings |= {
-        "pooling": adaptation.pooling,
-        "quantize_nf4": work.nf4,
-        "dtype": work.dtype,
-        "learning_rate": RATE,
-        "max_seq_len": work.seq,
-    }
-    config, tokens = ClassifyConfig.from_mapping(settings), ByteTokens(work.seq)
-    made = ClassifyPipeline(config_of(work.scalars), config, _plain(held, BASE), _plain(held), tokens, device=place)
+    settings |= {"pooling": adaptation.pooling, "quantize_nf4": work.nf4, "dtype": work.dtype, "learning_rate": RATE}
+    config = ClassifyConfig.from_mapping(settings | {"max_seq_len": work.seq, "batch_size": 2})
+    return ClassifyPipeline(config_of(work.scalars), config, _plain(held, BASE), _plain(held), tokens, device=place)
+
+
+def _pipeline(work: Workload, held: Tensors, place: torch.device) -> Used:
+    """A pipeline, which two threads ask at once."""
+    made = _made(work, held, place, tokens := _Meeting(work.seq))
     _give_out(held, dict(enumerate(tokens.batch(["one", "a"]))))
     _give_out(held, {"probabilities": made.probabilities(["one", "a"])})
 
     def used() -> Mapping[str, Tensor]:
-        tokens.batch(["b", "two"])
-        made.probabilities(["b", "two"])
-        return _stepped(made.trainer, held)
+        tokens.barrier = Barrier(2)
+        with ThreadPoolExecutor(2) as threads:
+            answers = [*threads.map(made.probabilities, ASKED)]
+        tokens.barrier = None
+        return {**_stepped(made.trainer, held), **{f"answers {place}": each for place, each in enumerate(answers)}}
+
+    return used
+
+
+def _copied_pipeline(work: Workload, held: Tensors, place: torch.device) -> Used:
+    """A copy of a pipeline that has answered before it was copied, and that was trained afterwards."""
+    made = _made(work, held, place, ByteTokens(work.seq))
+    made.probabilities(ASKED[0])
+    own = copy.deepcopy(made)
+    _stepped(made.trainer, held)
+
+    def used() -> Mapping[str, Tensor]:
+        answers = {f"answers {place}": own.probabilities(texts) for place, texts in enumerate(ASKED)}
+        return {**_stepped(own.trainer, held), **answers}
 
     return used
 
@@ -329,6 +361,7 @@ _GIVEN: dict[str, Callable[[Workload, Tensors, torch.device], Tensors]] = {
 _OPENED: dict[str, Callable[[Workload, Tensors, torch.device], Used]] = {
     "a classifier": _classifier,
     "a pipeline": _pipeline,
+    "a copy of a pipeline": _copied_pipeline,
     "class weights": _class_weights,
     "a state that is loaded": _loaded,
     "a decoder's state that is loaded": _decoder_loaded,
