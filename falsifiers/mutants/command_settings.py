@@ -305,3 +305,17 @@ wrong_step("impl.settings:_metavar", name="help_beyond_ascii", doc="The help of 
 wrong_step("impl.commands.common:DEVICE_HELP", name="help_that_is_a_format", doc="The help of a command cannot be formatted.")(
     lambda text: f"{text}, at 90 % of its memory"
 )
+
+
+def _in_the_locales_encoding(read: Callable[..., Any], path: Any) -> Any:
+    if path.is_file():
+        path.read_text()
+    return read(path)
+
+
+wrong_step("impl.settings:_entries", name="settings_in_the_locales_encoding", doc="A file of settings is read in the locale's encoding.")(
+    _in_the_locales_encoding
+)
+wrong_step("impl.tokens:read_tokenizer", name="tokenizers_in_the_locales_encoding", doc="A tokenizer is read in the locale's encoding.")(
+    _in_the_locales_encoding
+)

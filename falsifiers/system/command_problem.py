@@ -141,7 +141,8 @@ def small(trial: Trial, name: str, fixed: Mapping[str, Any], **architecture: Any
     with tempfile.TemporaryDirectory() as folder:
         model = generated(rng, trial.seed, "float32", factor=1.0, **scalars)
         base = model.write_checkpoint(Path(folder) / "base")
-        (base / TOKENIZER).write_text(json.dumps({**json.loads((CHECKPOINT / TOKENIZER).read_text()), **LEFT_BY_OTHERS}))
+        said = json.loads((CHECKPOINT / TOKENIZER).read_text(encoding="utf-8"))
+        (base / TOKENIZER).write_text(json.dumps({**said, **LEFT_BY_OTHERS}, ensure_ascii=False), encoding="utf-8")
         yield Small(Path(folder), model, settings)
 
 

@@ -94,7 +94,8 @@ def _reach(trial: Trial, name: str, problem: Small, away: Mapping[str, Any]) -> 
         expected["lora_alpha"] = 2.0 * expected["lora_rank"]
     by_file = {setting: value for setting, value in away.items() if ways[setting] in ("back", "file")}
     by_file |= {setting: value for setting, value in QLORA.items() if ways.get(setting) == "both"}
-    (problem.folder / "given.yaml").write_text("".join(f"{setting}: {json.dumps(value)}\n" for setting, value in by_file.items()))
+    lines = ["# é\n", *(f"{setting}: {json.dumps(value)}\n" for setting, value in by_file.items())]
+    (problem.folder / "given.yaml").write_text("".join(lines), encoding="utf-8")
     given = options({setting: value for setting, value in away.items() if ways[setting] in ("option", "both")})
     given += options({setting: QLORA[setting] for setting in away if ways[setting] == "back"})
     yield from _spelled(trial, problem.folder / "spelled.yaml", away)

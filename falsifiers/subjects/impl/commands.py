@@ -1,6 +1,7 @@
 """The commands of `impl`, by their own main function: in this process, in one that is killed, and by workers."""
 
 import io
+import locale
 import os
 import resource
 import shutil
@@ -311,9 +312,20 @@ class _Board:
 
 
 def _run(arguments: Sequence[str], err: io.StringIO | None = None) -> Said:
-    with redirect_stdout(io.StringIO()) as out, redirect_stderr(err or io.StringIO()) as err:
+    with _in_ascii(), redirect_stdout(io.StringIO()) as out, redirect_stderr(err or io.StringIO()) as err:
         status = command.main(arguments)
     return Said(status, out.getvalue(), err.getvalue())
+
+
+@contextmanager
+def _in_ascii() -> Iterator[None]:
+    """A file that is opened without an encoding is one of ASCII, as in an environment without a locale."""
+    before = locale.setlocale(locale.LC_CTYPE)
+    locale.setlocale(locale.LC_CTYPE, "C")
+    try:
+        yield
+    finally:
+        locale.setlocale(locale.LC_CTYPE, before)
 
 
 def _watched(group: Group, device: torch.device, folder: Path, kill: Kill | None, arguments: Sequence[str]) -> Rank:
