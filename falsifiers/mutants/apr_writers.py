@@ -69,6 +69,20 @@ def apr_names_are_patterns(whole_file: Step, path: Path) -> Iterator[Path]:
             path.with_name(each.name).unlink(missing_ok=True)
 
 
+@wrong_step("impl.apr_write:whole_file")
+@contextmanager
+def files_moved_as_far_as_they_go(_: Step, path: Path) -> Iterator[Path]:
+    """Files move to beside each other one after the other, until a name is in use."""
+    from blackswan.impl import folder
+
+    folder._require_free(path)
+    with folder._partial(path) as partial:
+        yield partial
+        for each in sorted(partial.iterdir(), key=lambda each: each.name == path.name):
+            folder._require_free(path.with_name(each.name))
+            each.rename(path.with_name(each.name))
+
+
 @wrong_step("impl.folder:remove_left_over")
 def apr_left_overs_stay(remove: Step, folder: Path, prefix: str) -> None:
     """An export never removes the half-written file of one that was killed, which may be as large as the model."""

@@ -121,8 +121,20 @@ wrong_steps(
         ],
     ),
 )
+
+
+def _with_a_tuple(values: Any) -> Any:
+    if isinstance(values.get("class_weights"), list):
+        values["class_weights"] = tuple(values["class_weights"])
+    return values
+
+
 wrong_steps(
     "impl.config:ClassifyConfig.from_mapping",
+    settings_changed_where_they_were_given=(
+        "A list of class weights becomes a tuple in the mapping that was given.",
+        lambda right, values: right(_with_a_tuple(values)),
+    ),
     settings_that_none_is_like_dropped=(
         "A setting that is like no other in name is passed over.",
         lambda right, values: right({name: value for name, value in values.items() if name != "bias"}),

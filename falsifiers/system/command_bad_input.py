@@ -40,6 +40,7 @@ UNUSABLE = {
     "every.jsonl": b"".join(b'{"input": "ls", "label": %d}\n' % label for label in range(3)),
     "marked.jsonl": b'\xef\xbb\xbf{"input": "ls", "label": 1}\n',
     "[beside].tokenizer.json": b"{}",
+    "[other].chat_template.jinja": b"",
 }
 """Files that no command can use here; the second line is wrong where there are several, but for every.jsonl, which is right alone."""
 HALF = "half.jsonl:2: character 4 is \\ud800"
@@ -61,6 +62,7 @@ def bad_input_is_refused(trial: Trial) -> Iterator[Comparison]:
     ) as problem:
         texts, labels = [*(f"ls {letter}" for letter in "abcd"), *texts_of(rng, 5)], [1, 1, 1, 1, *problem.labels(rng, 5)]
         corpus, run = problem.corpus("corpus", texts, labels), problem.folder / "run"
+        (problem.base / "chat_template.jinja").write_text("of chats")
         where = [f"--model={problem.base}", f"--corpus={corpus}", *options(problem.settings)]
         trial.commands.run("train", *where, f"--output={run}")
         others = {f"of another text {place}": [*texts[:4], *each] for place, each in _with_another_text(texts[4:])}
@@ -269,6 +271,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "merge into a folder that is there": (("merge", adapter, f"--output={problem.base}"), "exists"),
         "export into a folder that is there": (("export", f"--model={problem.base}", f"--output={run}"), "exists"),
         "export beside another's tokenizer": (("export", f"--model={problem.base}", f"--output={folder / '[beside].apr'}"), "exists"),
+        "export beside another's template": (("export", f"--model={problem.base}", f"--output={folder / '[other].apr'}"), "exists"),
         **{
             f"{name} into a link to nothing": ((*arguments, f"--output={folder / 'nothing'}{suffix}"), message)
             for name, arguments, suffix, message in (
