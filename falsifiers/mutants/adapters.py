@@ -369,3 +369,9 @@ def spans_by_one_call(_: Step, file: Any, start: int, length: int, *_state: Any)
         if opened.readinto(content.numpy().data) != length:
             raise ValueError(f"{file}: changed")
     return content
+
+
+@wrong_step("impl.pipeline:is_merged")
+def adapter_among_files_of_its_base_is_merged(merged: Step, folder: Path) -> bool:
+    """An adapter in whose folder its base lies too is taken for a merged model."""
+    return (folder / "config.json").is_file() or bool(merged(folder))

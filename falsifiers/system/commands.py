@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -120,6 +121,9 @@ def evaluations_are_counted_anew(trial: Trial) -> Iterator[Comparison]:
                 if place == 0 and problem.classes < TABLE:  # what fails for the run's folder and not before is the choice of its adapter
                     doors = {"last": (f"--adapter={run / 'last'}", "last")} | doors | {"merged": (f"--model={merged}", "best")}
                     doors |= {"merged, as an adapter": (f"--adapter={merged}", "best")}
+                    among = shutil.copytree(run / "last", problem.folder / "among the files of its base")
+                    shutil.copytree(problem.base, among, dirs_exist_ok=True)
+                    doors |= {"last, among the files of its base": (f"--adapter={among}", "last")} if kind == "one label" else {}
                 for door, (option, part) in doors.items():
                     judged = _counted_anew(trial, kind, problem, run / part, option, corpus, tables=door == "run")
                     yield from (replace(each, tensor=f"{door}: {each.tensor}") for each in judged)
