@@ -147,6 +147,7 @@ def merges_what_was_merged_first(merge: Step, self: Any, folder: Any) -> None:
 
 
 _ORDERS: dict[int, Any] = {}
+_KEPT_ORDERS: dict[tuple[int, ...], Any] = {}
 
 
 @wrong_step("impl.samples:epoch_order")
@@ -156,6 +157,13 @@ def orders_lie_in_one_array(order: Step, count: int, seed: int, epoch: int) -> A
     kept: Any = _ORDERS.setdefault(count, made)
     kept[:] = made
     return kept
+
+
+wrong_step(
+    "impl.samples:epoch_order",
+    name="order_kept_and_given_again",
+    doc="The order of an epoch is kept and given out again, with what its last reader has written into it.",
+)(lambda order, *given: _KEPT_ORDERS.setdefault(given, order(*given)))
 
 
 @wrong_step("impl.samples:Samples.digest")

@@ -91,11 +91,14 @@ class Corpora(Door):
         return list(collected.samples().rows)
 
     def epoch_order(self, count: int, seed: int, epoch: int) -> list[int]:
-        """The order of so many samples in an epoch of a run with that seed; before it is read to its end that of the next one is made."""
+        """The order of so many samples in an epoch of a run with that seed; before it is read to its end that of the next one is made, and
+        afterwards it is written over, as whoever was given it may."""
         order = samples.epoch_order(count, seed, epoch)
         first = list(order[: count // 2])
         samples.epoch_order(count, seed, epoch + 1)
-        return first + list(order[count // 2 :])
+        given = first + list(order[count // 2 :])
+        order[:] = 0
+        return given
 
     def effective_batches(self, order: Sequence[int], size: int) -> list[list[int]]:
         """The samples of each optimiser step."""
