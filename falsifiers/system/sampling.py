@@ -79,6 +79,8 @@ def split_is_stratified(trial: Trial) -> Iterator[Comparison]:
     yield from same("training part in the order of the corpus", sorted({*range(len(labels))} - {*chosen}), training)
     yield from same("validation part in the order of the corpus", sorted({*chosen}), chosen)
     yield from same("validation, again", chosen, again.validation)
+    known = trial.corpora.parts_known_by_their_samples(labels, 3 if several else classes + 1, fraction, seed)
+    yield from same("parts that a run knows by their samples alone", [True, True], known)
     yield from same("training labels", [labels[place] for place in training], parts.training_labels)
     yield from same("validation labels", [labels[place] for place in chosen], parts.validation_labels)
     yield value_at_most("validations like that of another seed", sum(chosen == each.validation for each in others), 0)

@@ -109,6 +109,12 @@ class Corpora(Door):
         training, validation = samples.split_validation(_numbered(labels, classes), fraction, seed)
         return Split(_places(training), _places(validation), _labels(training), _labels(validation))
 
+    def parts_known_by_their_samples(self, labels: Sequence[Label], classes: int, fraction: float, seed: int) -> list[bool]:
+        """Whether each part of a corpus with those labels is known by the same digest as its samples that are read by themselves."""
+        parts = samples.split_validation(_numbered(labels, classes), fraction, seed)
+        alone = [samples.Samples.of([*each.rows], _given(_labels(each)), classes, each.multi_label) for each in parts]
+        return [part.digest() == own.digest() for part, own in zip(parts, alone, strict=True)]
+
     def elsewhere(self, call: str, *given: Any) -> Any:
         """What a call of this door answers in another process, where sets have another order."""
         (outcome,) = on_ranks(_elsewhere, 1, (call, given), self._device)
@@ -135,6 +141,10 @@ def _labels(part: samples.Samples) -> list[Label]:
     return labels
 
 
+def _given(labels: Sequence[Label]) -> list[corpora.Label]:
+    return [tuple(label) if isinstance(label, list) else label for label in labels]
+
+
 def _label(label: corpora.Label) -> Label:
     return list(label) if isinstance(label, tuple) else label
 
@@ -159,5 +169,5 @@ def _samples(corpus: CorpusFile, tokenizer: tokens.Tokens) -> samples.Samples:
 
 def _numbered(labels: Sequence[Label], classes: int) -> samples.Samples:
     """Samples whose one token is their place in the corpus."""
-    targets = tuple(tuple(label) if isinstance(label, list) else label for label in labels)
+    targets = _given(labels)
     return samples.Samples.of([(index,) for index in range(len(labels))], targets, classes, isinstance(targets[0], tuple))
