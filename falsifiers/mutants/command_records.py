@@ -1,8 +1,13 @@
 """Wrong records of the command `train`: what it counts, writes and shows, and what a continuation makes of the lines that are there."""
 
+from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+import numpy as np
 
 from blackswan.falsifiers.mutants.registry import wrong_step
 
@@ -65,6 +70,35 @@ def export_folder_named_apr(_: Any, checkpoint: Any, source: Any, path: Any, *_d
 def progress_one_step_late(step: Any, progress: Any, record: Any) -> None:
     """Every log_interval-th step but one is shown."""
     step(progress, replace(record, step=record.step + 1 if record.step < progress.total_steps else record.step))
+
+
+def _by_sums(forgotten: Callable[[list[Any]], Any]) -> Callable[..., None]:
+    """Samples and seconds of the last steps are kept as two sums, of which `forgotten` leaves one step out where there are twenty."""
+
+    def step(shown: Any, progress: Any, record: Any) -> None:
+        recent, sums = vars(progress).setdefault("_last", []), vars(progress).setdefault("_sums", np.zeros(2))
+        recent.append((record.samples, record.seconds))
+        sums += recent[-1]
+        if len(recent) > 20:
+            sums -= forgotten(recent)
+            del recent[0]
+        before = [tuple(sums - recent[-1]), *[(0, 0.0)] * (len(recent) - 2)][: len(recent) - 1]
+        with mock.patch.object(progress, "_recent", deque(before)):
+            shown(progress, record)
+
+    return step
+
+
+wrong_step(
+    "impl.progress:Progress.step",
+    name="progress_forgets_no_step",
+    doc="The sums by which the speed is told keep the steps that have left their window.",
+)(_by_sums(lambda _: (0, 0.0)))
+wrong_step(
+    "impl.progress:Progress.step",
+    name="progress_forgets_the_next_step",
+    doc="The sums by which the speed is told lose a step more than the window.",
+)(_by_sums(lambda recent: np.add(recent[0], recent[1]) if len(recent) == 21 else recent[0]))
 
 
 # Kills

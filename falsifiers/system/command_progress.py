@@ -17,6 +17,8 @@ COLUMNS = 60
 SECONDS, HOURS = 0.5, 2000.0
 """That a step takes: there samples a second have digits, here the time that is left has hours."""
 EPOCHS = 2
+MANY = 120
+"""Steps, more than those by whose pace the time that is left is told."""
 SATURATING = 100.0
 """A learning rate by which one step makes the class of all samples so probable that float32 has no number between that and 1."""
 PIECE = 1024
@@ -56,6 +58,7 @@ def progress_is_of_the_records(trial: Trial) -> list[Comparison]:
             *_over(trial, problem.folder / f"interrupted {last} {COLUMNS}", board, where),
             *_of_no_loss(trial, problem, where),
             *_durations(trial),
+            *_of_many_steps(trial),
         ]
         found += _reading(trial, problem, where)
         refused = problem.folder / "refused"
@@ -112,6 +115,15 @@ def _durations(trial: Trial) -> list[Comparison]:
         hours = f"{seconds // 3600}:{seconds // 60 % 60:02}" if seconds >= 3600 else f"{seconds // 60}"
         expected.append(f"{hours}:{seconds % 60:02}")
     return same("times that are left", expected, trial.commands.durations(at))
+
+
+def _of_many_steps(trial: Trial) -> Iterator[Comparison]:
+    """Speed and time left are those of the last steps, all of a like pace, also where these are more than any window holds."""
+    rng, same_in_all = trial.rng("many steps"), {"kind": "step", "epoch": 1, "loss": 0.5, "accuracy": 0.5, "gradient_norm": 1.0}
+    rest = same_in_all | {"learning_rate": 1e-3, "samples": int(rng.integers(100, 200))}
+    pace = float(rng.uniform(10.0, 20.0))
+    steps = [{**rest, "step": number, "seconds": pace * float(rng.uniform(1.0, 1.01))} for number in range(1, MANY + 1)]
+    yield from _elsewhere(steps, trial.commands.told(steps, EPOCHS), 1, 2 * MANY)
 
 
 def _total(run: Path) -> int:

@@ -39,6 +39,7 @@ from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.corpus import Sample
 from blackswan.impl.device import DeviceUnavailable
 from blackswan.impl.evaluation import Evaluation
+from blackswan.impl.fit import StepRecord
 from blackswan.impl.group import ALONE, Alone, Group, WorkerLost, joined
 from blackswan.impl.ledger import InsufficientMemory
 from blackswan.impl.pipeline import ClassifyPipeline
@@ -114,6 +115,14 @@ class Commands(Door):
     def durations(self, seconds: Sequence[float]) -> list[str]:
         """Times that are left as they are shown."""
         return [progress.duration(each) for each in seconds]
+
+    def told(self, steps: Sequence[Mapping[str, Any]], epochs: int) -> str:
+        """What is shown of so many steps, each of them on a line."""
+        stream = io.StringIO()
+        shown = progress.Progress(stream, epochs=epochs, total_steps=2 * len(steps), log_interval=1)
+        for step in steps:
+            shown.step(StepRecord(**{name: value for name, value in step.items() if name != "kind"}))
+        return stream.getvalue()
 
     def broken_off(self, folder: Path, error: BaseException, flush: int, *arguments: object, since: str = "") -> Said:
         """A command in which the flush number `flush` of files below the folder raises an error; flushes bring files to the disk.
