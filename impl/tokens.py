@@ -186,13 +186,16 @@ def _require_alike(path: Path, settings: Mapping[str, Any], added: Mapping[str, 
                 f"{path}: {key} names {token!r}, which is not among the added_tokens of {TOKENIZER}: transformers would split texts at it; "
                 "add it there, or remove it here"
             )
-        flags = [
-            name
-            for name in _FLAGS
-            if token is not None and isinstance(value, dict) and name in value and value[name] != getattr(added[token], name)
-        ]
-        if flags and key == "added_tokens_decoder":
+        if token is None or key != "added_tokens_decoder" or not isinstance(value, dict):
+            continue
+        flags = [name for name in _FLAGS if _flag(value, name) != getattr(added[token], name)]
+        if flags:
             raise ValueError(f"{path}: {key} gives {token!r} another {flags[0]} than {TOKENIZER} does; make them equal")
+
+
+def _flag(token: Mapping[str, Any], name: str) -> Any:
+    """A flag of an added token. One that is left out is false, as transformers reads it, and `normalized` the contrary of `special`."""
+    return token.get(name, name == "normalized" and not token.get("special", False))
 
 
 def _fill_id(settings: Mapping[str, Any], token_to_id: Callable[[str], int | None]) -> int:

@@ -1,5 +1,6 @@
 """Readers of checkpoints, adapters and merged models that refuse too little."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,14 +101,49 @@ wrong_step(
 )(lambda *_: None)
 
 
+def _without_flags(named: Any, added: Any, passed_over: Callable[[Any, str], bool]) -> dict[str, Any]:
+    """The settings of a tokenizer whose flags are those of tokenizer.json where they are passed over."""
+    decoder = named.get("added_tokens_decoder")
+    if not isinstance(decoder, dict):
+        return dict(named)
+    said = {}
+    for key, token in decoder.items():
+        own = added.get(token["content"])
+        flags = [name for name in ("lstrip", "rstrip", "single_word", "normalized") if own is not None and passed_over(token, name)]
+        said[key] = {**token, **{name: getattr(own, name) for name in flags}}
+    return {**named, "added_tokens_decoder": said}
+
+
 @wrong_step("impl.tokens:_require_alike")
 def tokenizer_flags_that_are_false_passed_over(right: Any, path: Path, named: Any, added: Any) -> None:
     """A flag that is false in tokenizer_config.json is not compared: transformers splits texts otherwise at the token."""
-    decoder = named.get("added_tokens_decoder")
-    if isinstance(decoder, dict):
-        said = {key: {name: each for name, each in token.items() if each is not False} for key, token in decoder.items()}
-        named = {**named, "added_tokens_decoder": said}
-    right(path, named, added)
+    right(path, _without_flags(named, added, lambda token, name: not token.get(name, True)), added)
+
+
+@wrong_step("impl.tokens:_require_alike")
+def tokenizer_flags_left_out_passed_over(right: Any, path: Path, named: Any, added: Any) -> None:
+    """A flag that tokenizer_config.json leaves out is not compared, though it is false to transformers."""
+    right(path, _without_flags(named, added, lambda token, name: name not in token), added)
+
+
+@wrong_step("impl.tokens:_require_alike")
+def tokenizer_flags_of_every_name(right: Any, path: Path, named: Any, added: Any) -> None:
+    """The flags of a token that a key names are compared as well: transformers takes those of tokenizer.json."""
+    objects = {key: value for key, value in named.items() if key.endswith("_token") and isinstance(value, dict)}
+    right(path, {**named, "added_tokens_decoder": {**(named.get("added_tokens_decoder") or {}), **objects}}, added)
+
+
+@wrong_step("impl.tokens:_require_alike")
+def tokenizer_lists_of_objects_passed_over(right: Any, path: Path, named: Any, added: Any) -> None:
+    """Of a list of further special tokens those that are objects are passed over."""
+    key = "additional_special_tokens"
+    right(path, {**named, key: [each for each in named.get(key) or () if isinstance(each, str)]}, added)
+
+
+@wrong_step("impl.tokens:_require_alike")
+def tokenizer_names_of_four_keys(right: Any, path: Path, named: Any, added: Any) -> None:
+    """The tokens of classifiers and of masks that tokenizer_config.json names are passed over."""
+    right(path, {key: value for key, value in named.items() if key not in ("sep_token", "cls_token", "mask_token")}, added)
 
 
 wrong_step("impl.pipeline:_require_fitting", name="more_positions_than_the_model_has", doc="Texts are longer than the model's positions.")(

@@ -221,13 +221,16 @@ def _tokenizer_damage(folder: Path) -> Iterator[Damage]:
     from tokenizers.processors import TemplateProcessing
 
     make, new, end = partial(edited, folder, TOKENIZER_CONFIG), "<new>", {"content": "<eos>", "special": True}
-    yield from (make({key: new}) for key in ("pad_token", "bos_token", "eos_token", "unk_token"))
-    yield from (make({"pad_token": {"content": new}}), make({"split_special_tokens": True}))
-    yield from (make({key: [new]}) for key in ("additional_special_tokens", "extra_special_tokens"))
-    yield make({"extra_special_tokens": {"image": new}})
+    yield from (make({key: new}) for key in ("pad_token", "bos_token", "eos_token", "unk_token", "sep_token", "cls_token", "mask_token"))
+    yield make({"split_special_tokens": True})
+    for named in (new, {"content": new}):
+        yield from (make({key: [named]}) for key in ("additional_special_tokens", "extra_special_tokens"))
+        yield make({"extra_special_tokens": {"image": named}})
+    yield make({"pad_token": {"content": new}})
+    yield make({"pad_token": {**end, "__type": "AddedToken", **dict.fromkeys(FLAGS, True)}}, taken=True)  # tokenizer.json's flags count
     yield from (make({"added_tokens_decoder": {"1": token}}) for token in ({"content": new}, *({**end, flag: True} for flag in FLAGS)))
     yield make({"pad_token": "<eos>", "split_special_tokens": False, "added_tokens_decoder": {"1": end}, "surplus": 1}, taken=True)
-    yield from (_split_at_plainly(folder, end, flag) for flag in FLAGS)
+    yield from (_split_at_plainly(folder, {**end, **said}, flag) for flag in FLAGS for said in ({flag: False}, {}))
     values = json.loads((folder / TOKENIZER).read_text())
     more = {"id": tokenizer().get_vocab_size(), "content": "<more>", "special": True}
     more |= dict.fromkeys(FLAGS, False)
@@ -245,12 +248,13 @@ def _tokenizer_damage(folder: Path) -> Iterator[Damage]:
 
 
 def _split_at_plainly(folder: Path, end: Mapping[str, Any], flag: str) -> Damage:
-    """A flag of the end token is true in tokenizer.json, and false beside it."""
+    """A flag of the end token is true in tokenizer.json, and beside it false, or left out, which transformers takes for false."""
     values = json.loads((folder / TOKENIZER).read_text())
     next(token for token in values["added_tokens"] if token["content"] == end["content"])[flag] = True
-    beside = {"added_tokens_decoder": {"1": {**end, flag: False}}}
+    beside = {"added_tokens_decoder": {"1": end}}
     files: dict[str, bytes | None] = {TOKENIZER: json.dumps(values).encode(), TOKENIZER_CONFIG: json.dumps(beside).encode()}
-    return Damage(f"{flag} is true in {TOKENIZER} and false in {TOKENIZER_CONFIG}", files, f"{TOKENIZER_CONFIG}.*another {flag}")
+    said = "false" if flag in end else "left out"
+    return Damage(f"{flag} is true in {TOKENIZER} and {said} in {TOKENIZER_CONFIG}", files, f"{TOKENIZER_CONFIG}.*another {flag}")
 
 
 def refuses_parts(trial: Trial) -> Iterator[Comparison]:
