@@ -61,6 +61,13 @@ def adapter_as_it_lies_in_memory(save: Step, *given: Any, **named: Any) -> None:
         save(*given, **named)
 
 
+@wrong_step("impl.merge:save_merged")
+def merged_as_it_lies_in_memory(save: Step, *given: Any, **named: Any) -> None:
+    """An adapter is merged only into weights whose numbers lie in memory row by row."""
+    with patch.object(torch.Tensor, "contiguous", lambda tensor: tensor):
+        save(*given, **named)
+
+
 @wrong_step("impl.adapter:save_adapter")
 def adapter_stored_in_float32(save: Step, folder: Path, config: Any, adaptation: Any, trainable: Any, **named: Any) -> None:
     """An adapter is stored in float32, whatever its dtype is."""

@@ -132,9 +132,11 @@ class Files(Door):
         self, folder: Path, base: Path, merged: Path, trained_in: str | None = None, meanwhile: Callable[[], object] | None = None
     ) -> None:
         """Merges an adapter, trained in that dtype where it is not the checkpoint's own, into its checkpoint, as the folder `merged`;
-        `meanwhile` is called once the writing has begun."""
+        `meanwhile` is called once the writing has begun. Without either the checkpoint is in memory, its matrices column by column."""
         options = {"quantized_as": getattr(torch, trained_in)} if trained_in else {}
         loaded = checkpoint.load_checkpoint(base)
+        if trained_in is None and meanwhile is None:
+            loaded = checkpoint.Checkpoint(loaded.config, _by_columns(loaded.tensors))
         found = adapter.load_adapter(folder, loaded.config)
         with _once_begun(meanwhile) if meanwhile else nullcontext():
             merge.save_merged(merged, loaded, found, source=base, **options)
@@ -148,8 +150,7 @@ class Files(Door):
         are loaded from there."""
         loaded = checkpoint.load_checkpoint(base)
         there = {name: tensor.to(self._device) for name, tensor in loaded.tensors.items()}
-        there = {name: tensor.mT.contiguous().mT if tensor.ndim == 2 else tensor for name, tensor in there.items()}
-        checkpoint.save_checkpoint(folder, loaded.config, there)
+        checkpoint.save_checkpoint(folder, loaded.config, _by_columns(there))
         return _arrays(checkpoint.load_checkpoint(folder).tensors)
 
     def load_decoder(self, folder: Path, at_most: int | None = None) -> Mapping[str, Array]:
@@ -364,6 +365,11 @@ def _kill_at(step: int) -> None:
                 os._exit(KILLED)
 
     sys.addaudithook(hook)
+
+
+def _by_columns(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors, their matrices column by column in memory."""
+    return {name: tensor.mT.contiguous().mT if tensor.ndim == 2 else tensor for name, tensor in tensors.items()}
 
 
 def _arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, Array]:
