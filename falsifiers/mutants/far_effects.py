@@ -6,6 +6,7 @@ import math
 import os
 import resource
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -238,6 +239,13 @@ def run_goes_on_without_its_state(save: Any, folder: Any, progress: Any, tensors
 def tokens_beside_their_corpus(init: Any, ids: Any, corpus: Path) -> None:
     """The temporary file of a corpus's tokens is beside the corpus, where perhaps nothing can be written."""
     with mock.patch("tempfile.tempdir", str(corpus.parent)):
+        init(ids, corpus)
+
+
+@wrong_step("impl.samples:_IdsOnDisk.__init__")
+def tokens_outlive_a_kill(init: Any, ids: Any, corpus: Path) -> None:
+    """The temporary file of a corpus's tokens has a name, so that a process that is killed leaves it behind."""
+    with mock.patch("tempfile.TemporaryFile", tempfile.NamedTemporaryFile):
         init(ids, corpus)
 
 

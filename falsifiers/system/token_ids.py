@@ -195,6 +195,7 @@ def _large_ids(trial: Trial) -> Iterator[Comparison]:
         file.path.write_text("".join(json.dumps({"input": text, "label": place % 2}) + "\n" for place, text in enumerate(texts)))
         yield from same("large ids", rows, trial.corpora.read(file, Tokenizing(Path(folder), 16)).rows)
         yield from _padded(trial.corpora.batch(file, Tokenizing(Path(folder), 16), [0, 1, 2]), rows, "right")
+        yield from same("temporary files that a kill would leave", [], trial.corpora.left_by_a_kill(file, Tokenizing(Path(folder), 16)))
 
 
 def _beyond_4_gib(trial: Trial) -> list[Comparison]:

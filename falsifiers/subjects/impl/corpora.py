@@ -115,6 +115,11 @@ class Corpora(Door):
         alone = [samples.Samples.of([*each.rows], _given(_labels(each)), classes, each.multi_label) for each in parts]
         return [part.digest() == own.digest() for part, own in zip(parts, alone, strict=True)]
 
+    def left_by_a_kill(self, corpus: CorpusFile, tokenizing: Tokenizing) -> list[str]:
+        """The names of temporary files while the token ids of a corpus are held."""
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(tempfile, "tempdir", folder):
+            held = _samples(corpus, _tokens(tokenizing))
+            return sorted(each.name for each in Path(folder).iterdir()) if len(held) else []
     def elsewhere(self, call: str, *given: Any) -> Any:
         """What a call of this door answers in another process, where sets have another order."""
         (outcome,) = on_ranks(_elsewhere, 1, (call, given), self._device)
