@@ -1,6 +1,7 @@
 """Wrong adapters, checkpoints and saves: one step of `impl` replaced while the subject runs."""
 
 import shutil
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -334,6 +335,13 @@ def adapter_of_one_user(settle: Any, partial: Any) -> None:
     settle(partial)
     for path in partial.iterdir():
         path.chmod(0o600)
+
+
+@wrong_step("impl.adapter:_peft_config")
+def adapter_targets_of_a_set(config: Any, *given: Any) -> Any:
+    """The targets are written in an order of their own, as that of a set, so that equal adapters have unequal files."""
+    found = config(*given)
+    return found | {"target_modules": sorted(found["target_modules"], key=lambda name: zlib.crc32(name.encode()))}
 
 
 @wrong_step("impl.adapter:_peft_config")

@@ -106,9 +106,8 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
         "use_rslora": False,
         "use_dora": False,
         "fan_in_fan_out": False,
-        "target_modules": sorted(target_modules(model)),
+        "target_modules": list(target_modules(model)),  # in the order of a block: that of a set is another in each process
     }
-    config["target_modules"] = sorted(config.get("target_modules") or [])
     tensors = same_tensors({PREFIX + name: value for name, value in model.trainable.items()}, stored)
     readable = same("modes of folder and files", dict.fromkeys(modes, oct(0o644)) | {"adapter": oct(0o755)}, modes)
     named = model.scalars["targets"].replace("+", ",")  # in the order of a block, as in adapters of before
