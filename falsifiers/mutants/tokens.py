@@ -66,11 +66,23 @@ def _measured(found: list[tuple[Indices, int]], texts: Sequence[str]) -> list[tu
     return [(text, *each) for text, each in zip(texts, found, strict=True)]
 
 
+def _split(tokens: Any, text: str) -> int:
+    """Tokens of a text, in which special ones are split as any other text is."""
+    whole = type(tokens._tokenizer).from_str(tokens._tokenizer.to_str())
+    whole.no_truncation()
+    whole.encode_special_tokens = True
+    return len(whole.encode(text).ids)
+
+
 wrong_steps(
     "impl.tokens:CheckpointTokens.measure",
     by=lambda change: lambda measure, self, texts: [change(self, *each) for each in _measured(measure(self, texts), texts)],
     tokens_limit_exclusive=("One token fewer than max_seq_len.", lambda self, _, ids, n: (ids[: max(1, self.max_seq_len - 1)], n)),
     tokens_empty_text_gives_none=("An empty text has no token.", lambda _, text, ids, length: (ids if text else [], length)),
+    statistics_of_split_tokens=(
+        "Of a text that is cut, special tokens are counted by the text of their names.",
+        lambda self, text, ids, length: (ids, length if length < self.max_seq_len else max(len(ids), _split(self, text))),
+    ),
     statistics_of_characters=("Lengths in characters.", lambda _, text, ids, __: (ids, max(1, len(text)))),
     statistics_after_truncation=(
         "Lengths after truncation: the 99th percentile never exceeds max_seq_len.",

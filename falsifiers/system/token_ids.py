@@ -229,7 +229,7 @@ def statistics_are_numpys(trial: Trial) -> Iterator[Comparison]:
     """
     rng, multi_label = trial.rng("statistics"), trial.seed % 2 == 0
     count = MORE_THAN_A_BYTE if trial.seed % 4 == 0 else int(rng.integers(30, 130))
-    also = [VERY_LONG] if trial.seed % 4 == 1 else []
+    also = [20 * SPECIAL, *[VERY_LONG] * (trial.seed % 4 == 1)]
     with written(rng, multi_label=multi_label, count=count, also=also) as corpus, _tokenizer(rng) as (folder, encode, *_):
         tokenizing = Tokenizing(folder, int(rng.integers(2, 60)))
         lengths = np.asarray([max(1, len(encode(text))) for text in corpus.texts])
