@@ -56,6 +56,16 @@ def layers_lend_their_moments(forward_only: Step, self: Any, *given: Any) -> Any
 
 
 @wrong_step("impl.projection:Projection.forward")
+def projection_merges_without_gradients(forward: Step, self: Any, x: Any) -> Any:
+    """Without gradients a weight and its update are merged, and rounded together to the dtype of the input."""
+    if torch.is_grad_enabled() or self.lora_A is None:
+        return forward(self, x)
+    weight = self.weight if self.quantized is None else self.quantized.dequantized(x.dtype)
+    merged = weight + self.alpha / len(self.lora_A.weight) * (self.lora_B.weight @ self.lora_A.weight)
+    return torch.nn.functional.linear(x, merged.to(x.dtype), self.bias)
+
+
+@wrong_step("impl.projection:Projection.forward")
 def projection_keeps_narrow_factors(forward: Step, self: Any, x: Any) -> Any:
     """Without gradients the factors that were once converted to 16 bits are used, although steps have moved them since."""
     if torch.is_grad_enabled() or self.lora_A is None or x.dtype == self.lora_A.weight.dtype:

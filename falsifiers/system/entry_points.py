@@ -172,11 +172,15 @@ def evaluation_changes_nothing(trial: Trial) -> Iterator[Comparison]:
     """Evaluations between the calls of training, those that accumulate and apply too, change no bit of it.
 
     And an evaluation after a step gives the reference's loss at the parameters then, not what the step left behind; in bfloat16 it is the
-    loss that is given where nothing was evaluated before.
+    loss that is given where nothing was evaluated before, and with torch's operations that of a call that asks for gradients.
     """
     for dtype, side in (("float32", "left"), ("float32", "right"), ("bfloat16", "left")):
         found = _evaluated_between(trial, small_run(trial, dtype=dtype, padding_side=side), exact=dtype == "float32")
         yield from (replace(each, tensor=f"{dtype}, padded on the {side}: {each.tensor}") for each in found)
+    narrow = trial.trainer.pipeline(small_run(trial, dtype="bfloat16", backend="torch"))
+    for place in range(3):
+        losses = narrow.accumulate([place]).loss, narrow.evaluate([place]).loss
+        yield from same(f"loss of sample {place} with gradients and without", *losses)
 
 
 def _evaluated_between(trial: Trial, problem: SmallRun, exact: bool) -> Iterator[Comparison]:
