@@ -277,6 +277,12 @@ def scaling_without_its_base(rotary: Any, self: Any) -> Any:
     return rotary(self)
 
 
+@wrong_step("impl.architecture:_Reading._rotary")
+def an_empty_scaling_hides_the_parameters(rotary: Any, self: Any) -> Any:
+    """A rope_scaling without content is read in the place of rope_parameters, and base and scaling are lost."""
+    return rotary(self) if self.values.get("rope_scaling") != {} else ("rope_scaling", {})
+
+
 @wrong_step("impl.merge:merge_adapter")
 def merge_passes_zero_updates_over(merge: Step, checkpoint: Any, adapter: Any, **named: Any) -> Any:
     """A projection whose update is zero is merged as it is stored, and not as NF4 made it in training."""

@@ -43,6 +43,13 @@ def plain(scalars: Mapping[str, Any]) -> dict[str, Any]:
     return {key: scalars[name] for name, key in KEYS.items()} | {"rope_theta": scalars["theta"]} | BESIDE
 
 
+def beside_nothing(scalars: Mapping[str, Any]) -> dict[str, Any]:
+    """The rotary parameters as transformers 5 writes them, beside a rope_scaling without content, which says nothing."""
+    scaled = {"rope_type": "llama3", **{key: scalars[name] for name, key in SCALING.items()}} if scalars.get("factor", 1.0) != 1.0 else {}
+    found = plain(scalars)
+    return found | {"rope_parameters": {"rope_type": "default", "rope_theta": found.pop("rope_theta")} | scaled, "rope_scaling": {}}
+
+
 def spelled(rng: Generator, scalars: Mapping[str, Any]) -> dict[str, Any]:
     """One of the spellings: keys at their defaults are there, null or not there, and others are that change nothing."""
     found = plain(scalars)
