@@ -283,6 +283,14 @@ def an_empty_scaling_hides_the_parameters(rotary: Any, self: Any) -> Any:
     return rotary(self) if self.values.get("rope_scaling") != {} else ("rope_scaling", {})
 
 
+@wrong_step("impl.architecture:_Reading._head_dim")
+def hidden_size_shared_out_among_heads(head_dim: Any, self: Any, family: str) -> Any:
+    """A hidden size that is no multiple of the number of heads is refused though the size of a head is said."""
+    if self.values["hidden_size"] % self.values["num_attention_heads"]:
+        raise ValueError(f"{self.path}: hidden_size is no multiple of num_attention_heads")
+    return head_dim(self, family)
+
+
 @wrong_step("impl.merge:merge_adapter")
 def merge_passes_zero_updates_over(merge: Step, checkpoint: Any, adapter: Any, **named: Any) -> Any:
     """A projection whose update is zero is merged as it is stored, and not as NF4 made it in training."""

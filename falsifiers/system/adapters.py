@@ -49,6 +49,8 @@ EMBEDDING = "model.embed_tokens.weight"
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 LARGE = {"vocab": 9_001, "hidden": 32}
 """Sizes of a model whose embedding takes more than a MiB in float32."""
+UNEVEN = {"heads": 3, "kv_heads": 1, "head_dim": 8}
+"""Heads among which the hidden size cannot be shared out: their own is said."""
 NOTE = {"note": "x" * 2**16}
 """Metadata that make a file's header longer than 16 bits count, as the headers of models with many layers are."""
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -200,7 +202,7 @@ def saved_adapter_gives_the_logits(trial: Trial) -> Iterator[Comparison]:
     This is asked on the shipped checkpoint and on small random ones, the architecture of each spelled in a way of its own.
     """
     rng = trial.rng("model")
-    drawn = [generated(rng, trial.seed, "float32") for _ in range(3)]
+    drawn = [generated(rng, trial.seed, "float32", **sizes) for sizes in ({}, {}, UNEVEN)]
     drawn[-1] = replace(drawn[-1], config=config_files.beside_nothing(drawn[-1].scalars))
     for model in (shipped(rng, trial.seed), *drawn):
         with saved(trial, model) as folder:
