@@ -327,6 +327,17 @@ def stand_in_dequantises_into_one_room(operations: dict[str, Step]) -> dict[str,
 
 
 @wrong_step("impl.kernels.functions:OPERATIONS")
+def stand_in_rounds_class_weights(operations: dict[str, Step]) -> dict[str, Step]:
+    """Weights of classes are rounded to the dtype of the logits."""
+
+    def loss(logits: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Any:
+        weights = None if class_weights is None else class_weights.to(logits.dtype)
+        return operations["weighted_cross_entropy"](logits, labels, weights)
+
+    return {**operations, "weighted_cross_entropy": loss}
+
+
+@wrong_step("impl.kernels.functions:OPERATIONS")
 def stand_in_takes_any_positions(operations: dict[str, Step]) -> dict[str, Step]:
     """Positions of another shape than the tokens' are taken in their order."""
     return {**operations, "rope": lambda x, positions, **given: operations["rope"](x, positions.reshape(x.shape[:2]), **given)}

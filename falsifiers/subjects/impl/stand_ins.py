@@ -91,6 +91,8 @@ def _situations() -> Iterator[Situation]:
     labels = torch.stack([torch.arange(5) % 3, torch.zeros(5, dtype=torch.int64)], dim=1)[:, 0]
     weights = {"labels": labels, "class_weights": _column(3)}
     yield "transposed, a column of weights", "weighted_cross_entropy", {"logits": _drawn(3, 5).T, **weights}, ("logits",)
+    loss = {"logits": _drawn(5, 3).bfloat16(), "labels": labels, "class_weights": torch.full((3,), 1 + 2.0**-8)}
+    yield "weights of 32 bits beside logits of 16", "weighted_cross_entropy", loss, ()
     for classes in (WIDEST, WIDEST + 1):
         wide = {"logits": _drawn(2, classes), "labels": torch.tensor([0, classes - 1])}
         yield f"{classes} classes", "weighted_cross_entropy", wide, ("logits",)
