@@ -1,5 +1,6 @@
 """Wrong writers of `.apr` files: one step of `impl` replaced while the subject runs."""
 
+import math
 import os
 import zlib
 from collections.abc import Callable, Iterator
@@ -88,6 +89,11 @@ def apr_left_overs_stay(remove: Step, folder: Path, prefix: str) -> None:
     """An export never removes the half-written file of one that was killed, which may be as large as the model."""
     if not prefix.removesuffix(".").endswith(".apr"):
         remove(folder, prefix)
+
+
+wrong_step("impl.apr_write:fits", name="apr_nan_written", doc="NaN, which is not beyond any number, is written.")(
+    lambda fits, dtype, tensor: fits(dtype, tensor.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf))
+)
 
 
 @wrong_step("impl.apr_write:encoded")

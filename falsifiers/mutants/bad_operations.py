@@ -51,6 +51,10 @@ wrong_steps(
         _with("bce_with_logits", _in_float32),
     ),
     float64_pooled_in_float32=("Vectors in float64 are pooled in float32.", _with("pool", _in_float32)),
+    operations_pool_padding_of_no_weight=(
+        "A mean is a product with weights that are zero at padding, also where that is infinite.",
+        _with("pool", lambda right, x, mask, mode: right(x, mask, mode) + (0 * x.detach().sum(dim=1) if mode == "mean" else 0)),
+    ),
     float64_softmax_in_float32=("The softmax of logits in float64 is computed in float32.", _with("softmax", _in_float32)),
     operations_broadcast_targets=(
         "Targets of another shape are broadcast to that of the logits.",

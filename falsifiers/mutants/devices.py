@@ -84,6 +84,11 @@ def residency_of_trained_only(tensors: Step, *given: Any) -> Any:
 wrong_step("impl.residency:_tensors", name="residency_without_buffers", doc="NF4 codes and absmax are not looked at.")(
     lambda tensors, *given: ((name, value) for name, value in tensors(*given) if "quantized" not in name)
 )
+wrong_step("impl.residency:_tensors", name="residency_of_what_is_saved", doc="Buffers that no file has are not looked at.")(
+    lambda tensors, model, optimiser: (
+        (name, value) for name, value in tensors(model, optimiser) if name in model.state_dict() or "optimiser" in name or " " in name
+    )
+)
 wrong_step("impl.residency:_tensors", name="residency_without_optimiser", doc="Moments are not looked at.")(
     lambda tensors, *given: ((name, value) for name, value in tensors(*given) if not name.startswith("optimiser"))
 )

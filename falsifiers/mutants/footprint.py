@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -168,6 +168,16 @@ def fused_stores_plain_weights_twice(init: Step, self: Any, projections: Any, *g
     init(self, projections, *given)
     for projection, weight in zip(projections, before, strict=True):
         projection.weight = weight
+
+
+@wrong_step("impl.fused.weights:JoinedWeight.__init__")
+def layers_join_what_lies_together(init: Step, self: Any, projections: Any, *given: Any) -> None:
+    """Plain weights that lie in one memory are taken to lie one below the other."""
+    weights = [projection.weight for projection in projections]
+    together = weights[0] is not None and len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
+    below = mock.patch("torch.cat", lambda parts: parts[0].as_strided((sum(map(len, parts)), parts[0].shape[1]), parts[0].stride()))
+    with below if together and len(weights) > 1 else nullcontext():
+        init(self, projections, *given)
 
 
 @wrong_step("impl.nf4:Nf4Weight.dequantized")

@@ -224,7 +224,8 @@ def pretrain_tries_again_on_top(correct: Step, self: Any, batch: Any) -> Any:
 @wrong_step("impl.pretrain:StepFn._step")
 def pretrain_one_backward_pass(correct: Step, self: Any, batch: Any) -> Any:
     """What the micro-batches keep for their gradients is held until the last of them is computed: a step takes a whole batch's memory."""
-    losses, backward, clip = list[Any](), torch.Tensor.backward, self.optimiser.clip
+    losses, clip = list[Any](), self.optimiser.clip
+    backward: Callable[[Any], None] = torch.Tensor.backward
 
     def clipped(limit: float) -> Any:
         for loss in losses:

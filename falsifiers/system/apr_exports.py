@@ -1,6 +1,7 @@
 """Exports of a model in Q8 and Q4 blocks, read by the formulas of the formats."""
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -62,7 +63,20 @@ def _largest_scales(trial: Trial, model: Model, folder: Path) -> list[Comparison
         else:
             found.append(trial.refuses("a weight too large for q4", ask, EMBEDDING.replace(".", r"\."), "ValueError"))
             found += same("files of a refused export", [], [each.name for each in folder.glob(f"*{name}*.*")])
-    return found
+    return [*found, *_not_finite(trial, model, folder)]
+
+
+def _not_finite(trial: Trial, model: Model, folder: Path) -> Iterator[Comparison]:
+    """A weight that is NaN or infinite, be it of a matrix or a vector, is refused in each dtype by its tensor's name."""
+    for number, name in ((np.nan, EMBEDDING), (-np.inf, "model.norm.weight")):
+        decoder = {**model.decoder, name: model.decoder[name].copy()}
+        decoder[name].reshape(-1)[-1] = number
+        base = replace(model, decoder=decoder).write_checkpoint(folder / f"{number} in {name}")
+        shutil.copyfile(CHECKPOINT / TOKENIZER, base / TOKENIZER)
+        for dtype in ("float32", "float16", "bfloat16", "q8", "q4"):
+            ask = partial(trial.files.export, base, folder / "not finite.apr", dtype)
+            yield trial.refuses(f"{number} in {name}, exported in {dtype}", ask, name.replace(".", r"\."), "ValueError")
+    yield from same("files of refused exports", [], [each.name for each in folder.glob("not finite*")])
 
 
 def _with_midpoints(trial: Trial, model: Model) -> Model:

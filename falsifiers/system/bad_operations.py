@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.numeric.comparison import Comparison, value_at_most
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.system.trial import Trial
 
@@ -22,7 +22,8 @@ LOSSES = ("weighted_cross_entropy", "cross_entropy_per_sample", "bce_with_logits
 def operations_refuse(trial: Trial) -> Iterator[Comparison]:
     """Each operation answers what is whole, and refuses it with one array or number made bad in each way in which it can be.
 
-    Logits are whole too where their sum is no number of float16. Of shapes these are such as a library would broadcast without a word.
+    Logits are whole too where their sum is no number of float16, and so are vectors beside infinite padding. Of shapes these
+    are such as a library would broadcast without a word.
     """
     rng = trial.rng("operations")
     whole = _whole(rng)
@@ -33,11 +34,20 @@ def operations_refuse(trial: Trial) -> Iterator[Comparison]:
     for operation in LOSSES:  # of finite logits, which add up to none
         logits = whole[operation]["logits"]
         trial.devices.operate(operation, whole[operation] | {"logits": np.full(logits.shape, LARGE, np.float16)}, "torch")
+    yield _padded_without_end(trial, whole["pool"])
     for operation, changes, message in [*_of_losses(rng, whole), *_of_models(whole), *_of_steps(rng, whole)]:
         what = " and ".join(f"{name} {value.shape if np.ndim(value) else value}" for name, value in changes.items())
         for backend in backends[operation]:
             ask = partial(trial.devices.operate, operation, whole[operation] | changes, backend)
             yield trial.refuses(f"{operation} by {backend} of {what}", ask, message, "ValueError|FloatingPointError")
+
+
+def _padded_without_end(trial: Trial, whole: dict[str, Any]) -> Comparison:
+    """A mean of real tokens beside infinite padding, which is no part of it."""
+    x, mask = whole["x"].copy(), whole["mask"].copy()
+    x[:, -1], mask[:, -1] = np.inf, False
+    (pooled,) = trial.devices.operate("pool", whole | {"x": x, "mask": mask}, "torch")
+    return value_at_most("numbers of a mean beside infinite padding that are not finite", int((~np.isfinite(pooled)).sum()), 0)
 
 
 def _whole(rng: Generator) -> dict[str, dict[str, Any]]:

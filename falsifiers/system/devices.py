@@ -14,7 +14,7 @@ import numpy as np
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_at_most
 from blackswan.falsifiers.numeric.generators import Generator
-from blackswan.falsifiers.subjects.doors.devices import Chosen, Plant, Workload
+from blackswan.falsifiers.subjects.doors.devices import TABLE, Chosen, Plant, Workload
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.falsifiers.system.workloads import drawn, small, split
@@ -177,6 +177,7 @@ def stray_tensor_is_named(trial: Trial) -> Iterator[Comparison]:
         "optimiser.exp_avg",
         "optimiser.exp_avg_sq",
         f"optimiser.{rng.choice(['_rows', '_elements'])}",
+        f"{layer}.self_attn.{TABLE}",
     ]
     weights = drawn(rng, work)
     yield from _on_one_of_two_cards(trial, trial.devices.trainer(work, weights), *rng.permutation(LARGEST_INDEX)[:2].tolist())

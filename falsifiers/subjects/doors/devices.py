@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from blackswan.falsifiers.numeric.whole_model import WholeModel
 from blackswan.reference.table import Array
 
+TABLE = "table"
+"""A buffer of a module that none of its files has, as one of rotary angles may be."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workload(WholeModel):

@@ -120,6 +120,7 @@ class Corpora(Door):
         with tempfile.TemporaryDirectory() as folder, mock.patch.object(tempfile, "tempdir", folder):
             held = _samples(corpus, _tokens(tokenizing))
             return sorted(each.name for each in Path(folder).iterdir()) if len(held) else []
+
     def elsewhere(self, call: str, *given: Any) -> Any:
         """What a call of this door answers in another process, where sets have another order."""
         (outcome,) = on_ranks(_elsewhere, 1, (call, given), self._device)

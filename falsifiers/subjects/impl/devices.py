@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of, to_numpy
-from blackswan.falsifiers.subjects.doors.devices import Chosen, OnCards, Plant, Workload
+from blackswan.falsifiers.subjects.doors.devices import TABLE, Chosen, OnCards, Plant, Workload
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.blocks import KINDS, Block, backends_after_estimates, compilers_after_imports
 from blackswan.falsifiers.subjects.impl.hand_written import Steps
@@ -284,8 +284,8 @@ class PlacedTrainer(Session):
         return [name for name, value in self._trainer.classifier.named_parameters() if value.grad is not None]
 
     def move(self, name: str) -> None:
-        """Puts that tensor of `content`, the gradient of a parameter, or a parameter as the optimiser knows it, on another device: the
-        CPU from a GPU, no device (meta) from elsewhere."""
+        """Puts that tensor of `content`, the gradient of a parameter, a parameter as the optimiser knows it, or a new buffer that no file
+        would have (`TABLE`), on another device: the CPU from a GPU, no device (meta) from elsewhere."""
         to = torch.device("cpu" if self._place.type == "cuda" else "meta")
         optimised = self._trainer.optimiser.parameters
         if name.startswith("the gradient of "):  # torch gives a parameter none of another device, unless it is moved itself
@@ -301,7 +301,9 @@ class PlacedTrainer(Session):
             setattr(self._trainer.optimiser, kind, getattr(self._trainer.optimiser, kind).to(to))
             return
         module = self._trainer.classifier.get_submodule(owner)
-        if kind in module._parameters:
+        if kind == TABLE:
+            module.register_buffer(kind, torch.zeros(1, device=to), persistent=False)
+        elif kind in module._parameters:
             before = module.get_parameter(kind)
             module._parameters[kind] = torch.nn.Parameter(before.detach().to(to), requires_grad=before.requires_grad)
         else:

@@ -34,6 +34,13 @@ from blackswan.impl.trainer import Batch, Trainer
 from blackswan.reference.table import Array
 
 
+def _in_one_buffer(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors as parts of one vector, in the reverse order of their names, as a program may hold a whole model."""
+    names = sorted(tensors, reverse=True)
+    parts = torch.split(torch.cat([tensors[name].reshape(-1) for name in names]), [tensors[name].numel() for name in names])
+    return {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
+
+
 class Steps(Session):
     """A trainer of a classifier with those float32 weights, alone or one of two `workers`, of which the other does the same.
 
@@ -48,7 +55,7 @@ class Steps(Session):
         scalars, tensors = work.scalars | dict(settings.get("scaling", {})), {name: torch.tensor(value) for name, value in weights.items()}
         config, adaptation = config_of(scalars), adaptation_of(scalars)
         trained = {name: tensors.pop(name) for name in trainable_shapes(config, adaptation)}
-        made = Classifier(config, adaptation, tensors, trained, dtype=getattr(torch, work.dtype), device=place)
+        made = Classifier(config, adaptation, _in_one_buffer(tensors), trained, dtype=getattr(torch, work.dtype), device=place)
         given = {name: value for name, value in settings.items() if name not in ("scaling", "workers")} | {"micro_batch": work.micro}
         given["group"] = _Alike() if settings.get("workers", 1) > 1 else ALONE
         if given.get("class_weights") is not None:

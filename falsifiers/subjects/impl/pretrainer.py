@@ -73,7 +73,7 @@ class Pretrainer(Door):
         with mock.patch("hashlib.sha256", noted):
             batches = _batches(tokens)
         found = [*batches.epoch(0)]
-        return StreamRows(*(torch.cat(each).numpy() for each in zip(*((one.input_ids, one.mask) for one in found), strict=True)), [], 0)
+        return StreamRows(torch.cat([one.input_ids for one in found]).numpy(), torch.cat([one.mask for one in found]).numpy(), [], 0)
 
     def rows_of_repeated(self, lengths: Sequence[int], seq: int, rows: Sequence[int], seed: int | None = None) -> StreamRows:
         """Rows of an epoch of a stream whose shards are each one token over and over, 0 and 1 and so on, so many times; no file holds
