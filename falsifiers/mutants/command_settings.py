@@ -331,3 +331,10 @@ wrong_step("impl.settings:_entries", name="settings_in_the_locales_encoding", do
 wrong_step("impl.tokens:read_tokenizer", name="tokenizers_in_the_locales_encoding", doc="A tokenizer is read in the locale's encoding.")(
     _in_the_locales_encoding
 )
+
+
+@wrong_step("impl.settings:resolve")
+def alpha_of_large_ranks_bounded(resolve: Callable[..., Any], *given: Any) -> Any:
+    """Alpha is at most 256 where it is given nowhere, whatever the rank is."""
+    found = resolve(*given)
+    return found if any("lora_alpha" in each for each in given[1:]) else replace(found, lora_alpha=min(found.lora_alpha, 256.0))

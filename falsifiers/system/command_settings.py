@@ -121,6 +121,10 @@ def _reach(trial: Trial, name: str, problem: Small, away: Mapping[str, Any]) -> 
             yield from same("memory of a folder, and of an .apr file", *(said[said.index(title) :] for said in (of_model, of_file)))
     if ways["lora_alpha"] == "default":
         yield from _alpha_of_a_file(trial, problem, where, expected)
+        rank = int(rng.integers(200, 2000))
+        shown = trial.commands.run("summary", f"--model={problem.base}", f"--lora-rank={rank}").out
+        if (wanted := f"rank {rank}, alpha {2 * rank},") not in shown:
+            yield broken("alpha of a large rank", "is another", wanted, shown[-600:])
     trial.commands.run(*where, f"--output={second}", f"--config={first / CONFIG}")
     yield from _stated(name, problem, expected, first)
     trial.commands.run("merge", f"--adapter={first / 'last'}", f"--output={problem.folder / 'merged'}")
