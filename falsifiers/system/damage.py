@@ -325,7 +325,7 @@ def _changed(trial: Trial) -> list[Comparison]:
 
 def changed_meanwhile(trial: Trial, model: Path, file: Path) -> Iterator[Comparison]:
     """A model one of whose files is written, replaced, cut or removed after it was opened, or as a tensor is read: it is refused by that
-    file's name. It is read where who may read the file has changed alone.
+    file's name. It is read where nothing but the rights of the file has changed.
 
     What is written differs by a nanosecond in its time alone, later or earlier, and what is cut in its size alone.
     """
@@ -339,7 +339,7 @@ def changed_meanwhile(trial: Trial, model: Path, file: Path) -> Iterator[Compari
     changes: dict[str, Callable[[], None]] = {f"written {later} ns later": partial(written, stored, later) for later in (1, -1)}
     changes |= {"replaced": partial(written, stored, 1, other), "cut": partial(written, stored[:-1], 0)}
     for name, change in {**changes, "removed": file.unlink}.items():
-        for late in (False, True):
+        for late in (None, file):
             written(stored, 0)
             ask = partial(trial.files.read_checkpoint, model, meanwhile=change, late=late)
             when = "as a tensor is read" if late else "after it was opened"

@@ -167,16 +167,16 @@ class Files(Door):
         meanwhile: Callable[[], object] | None = None,
         default: str = "float32",
         place: str = "cpu",
-        late: bool = False,
+        late: Path | None = None,
     ) -> Mapping[str, Array]:
         """The tensors of a checkpoint; `meanwhile` is called between its opening and their reading, both with that default dtype and
-        device; `late`, where a file is opened for the first of them."""
+        device; where `late` is a file, as that is opened for the last of them."""
         if memory is None:
             with default_dtype(default), torch.device(place):
                 opened = checkpoint.load_checkpoint(path)
-                if meanwhile is not None and not late:
+                if meanwhile is not None and late is None:
                     meanwhile()
-                with _as_it_opens(meanwhile) if meanwhile and late else nullcontext():
+                with _at_the_last_opening(late, opened.tensors, meanwhile) if meanwhile and late else nullcontext():
                     return _arrays(opened.tensors)
         _within(memory, lambda: dict(checkpoint.load_checkpoint(path).tensors))
         return {}
@@ -255,16 +255,25 @@ def _once_begun(meanwhile: Callable[[], object]) -> Iterator[None]:
 
 
 @contextmanager
-def _as_it_opens(meanwhile: Callable[[], object]) -> Iterator[None]:
-    """Inside the block something happens where a file is opened for the first time."""
-    real, waiting = io.open, [meanwhile]
+def _at_the_last_opening(path: Path, tensors: Mapping[str, torch.Tensor], meanwhile: Callable[[], object]) -> Iterator[None]:
+    """Inside the block, in which the tensors are read, something happens where that file is opened for the last of them.
 
-    def opened(*given: Any, **named: Any) -> Any:
-        if waiting:
-            waiting.pop()()
-        return real(*given, **named)
+    They are read once before, by which it is known how often the file is opened.
+    """
+    real, place, times = io.open, os.path.realpath(path), 0
 
+    def opened(file: Any, *given: Any, **named: Any) -> Any:
+        nonlocal times
+        if isinstance(file, Path) and os.path.realpath(file) == place:
+            times += 1
+            if times == last:
+                meanwhile()
+        return real(file, *given, **named)
+
+    last = 0
     with mock.patch("io.open", opened):
+        dict(tensors)
+        last, times = times, 0
         yield
 
 
