@@ -4,8 +4,9 @@ import copy
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import numpy as np
@@ -200,14 +201,16 @@ def _class_weights(work: Workload, held: Tensors, place: torch.device) -> Used:
 
 
 class _Meeting(ByteTokens):
-    """Tokens for which two threads wait for each other, with every batch, where there is a barrier."""
+    """Tokens for which two threads wait for each other, with every batch, where there is a barrier; not for long, as one may answer
+    after the other."""
 
     barrier: Barrier | None = None
 
     def batch(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         found = super().batch(texts)
         if self.barrier is not None:
-            self.barrier.wait(10.0)
+            with suppress(BrokenBarrierError):
+                self.barrier.wait(2.0)
         return found
 
 
