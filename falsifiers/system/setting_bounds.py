@@ -169,10 +169,9 @@ def training_settings_have_bounds(trial: Trial) -> Iterator[Comparison]:
         for name, values in TRAINING.items():
             for value, taken in _each(values):
                 given = {**values.beside, name: value}
+                before = repr(given)[:400]
                 yield from _in_python(trial, partial(trial.classifiers.settings, given), name, value, taken=taken)
-                yield from same(
-                    f"what was given with {name} = {str(value)[:40]}", repr({**values.beside, name: value})[:400], repr(given)[:400]
-                )
+                yield from same(f"what was given with {name} = {str(value)[:40]}", before, repr(given)[:400])
                 way = [None, None, _by_file, _by_option if _is_option(name, value) else _by_file][int(rng.integers(4))]
                 if isinstance(value, str) and "," in value:  # which is how an option lists values
                     way = _by_option
