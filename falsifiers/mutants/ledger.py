@@ -284,7 +284,7 @@ wrong_steps(
     ),
     ledger_takes_the_unseen_for_gone=(
         "A holder that cannot be looked at, for want of rights or of open files, is taken for one that is gone.",
-        lambda right, pid: _or_gone(right, pid),
+        _or_gone,
     ),
     ledger_reads_names_in_letters=(
         "A process whose name is cut inside a letter stops every other one.",

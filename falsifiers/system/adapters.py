@@ -50,7 +50,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 LARGE = {"vocab": 9_001, "hidden": 32}
 """Sizes of a model whose embedding takes more than a MiB in float32."""
 UNEVEN = {"heads": 3, "kv_heads": 1, "head_dim": 8}
-"""Heads among which the hidden size cannot be shared out: their own is said."""
+"""Heads that do not share out the hidden size: config.json says their own size."""
 NOTE = {"note": "x" * 2**16}
 """Metadata that make a file's header longer than 16 bits count, as the headers of models with many layers are."""
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {

@@ -76,7 +76,7 @@ def _not_finite(trial: Trial, model: Model, folder: Path) -> Iterator[Comparison
         for dtype in ("float32", "float16", "bfloat16", "q8", "q4"):
             ask = partial(trial.files.export, base, folder / "not finite.apr", dtype)
             yield trial.refuses(f"{number} in {name}, exported in {dtype}", ask, name.replace(".", r"\."), "ValueError")
-    yield from same("files of refused exports", [], [each.name for each in folder.glob("not finite*")])
+    yield from same("files of refused exports", [], [each.name for each in folder.glob("*not finite*")])
 
 
 def _with_midpoints(trial: Trial, model: Model) -> Model:

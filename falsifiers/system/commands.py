@@ -109,7 +109,7 @@ def evaluations_are_counted_anew(trial: Trial) -> Iterator[Comparison]:
 
     The run is trained by the command, or by the library with class weights that are a word, and after each epoch worse on the samples that
     validate it: its best adapter is the first one. One corpus has every class, one lacks a class, one has a single text. Models have one
-    label a text, several, or many classes.
+    label a text, several, or many classes. A folder of the adapter and of its base is the adapter.
     """
     for kind, settings in _kinds(trial).items():
         with _trained(trial, kind, settings) as (problem, run):
@@ -121,9 +121,10 @@ def evaluations_are_counted_anew(trial: Trial) -> Iterator[Comparison]:
                 if place == 0 and problem.classes < TABLE:  # what fails for the run's folder and not before is the choice of its adapter
                     doors = {"last": (f"--adapter={run / 'last'}", "last")} | doors | {"merged": (f"--model={merged}", "best")}
                     doors |= {"merged, as an adapter": (f"--adapter={merged}", "best")}
-                    among = shutil.copytree(run / "last", problem.folder / "among the files of its base")
-                    shutil.copytree(problem.base, among, dirs_exist_ok=True)
-                    doors |= {"last, among the files of its base": (f"--adapter={among}", "last")} if kind == "one label" else {}
+                    if kind == "one label":
+                        among = shutil.copytree(run / "last", problem.folder / "among the files of its base")
+                        shutil.copytree(problem.base, among, dirs_exist_ok=True)
+                        doors |= {"last, among the files of its base": (f"--adapter={among}", "last")}
                 for door, (option, part) in doors.items():
                     judged = _counted_anew(trial, kind, problem, run / part, option, corpus, tables=door == "run")
                     yield from (replace(each, tensor=f"{door}: {each.tensor}") for each in judged)

@@ -173,7 +173,8 @@ def _through_a_link(trial: Trial, model: Model, folder: Path) -> list[Comparison
 def _without_exchange(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
     """A save leaves the new adapter where the system cannot exchange two names, the old one where that fails, and nothing beside it.
 
-    Its name is as long as names can be."""
+    Its name is as long as names can be.
+    """
     place, found = folder / "renamed", []
     save = partial(trial.files.save_adapter, place / LONG, folder / "base", model.settings)
     save(model.trainable)
