@@ -60,7 +60,7 @@ def _helped(trial: Trial) -> list[Comparison]:
     said = {name: trial.commands.help(*name.split()) for name in ("", *COMMANDS)}
     found = same("status of the help", dict.fromkeys(said, 0), {name: each.status for name, each in said.items()})
     found += same("help beyond ASCII", [], [name for name, each in said.items() if not each.out.isascii()])
-    found += same("commands that the help lacks", [], [name for name in COMMANDS if f" {name} " not in said[""].out])
+    found += same("commands that the help lacks", [], [name for name in COMMANDS if name not in said[""].out.split()])
     named = [f"--{key.replace('_', '-')}" for key in QLORA]
     for name in ("train", "summary"):
         found += same(f"settings that the help of {name} lacks", [], [option for option in named if option not in said[name].out])
