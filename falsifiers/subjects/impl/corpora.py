@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,12 +93,13 @@ class Corpora(Door):
 
     def epoch_order(self, count: int, seed: int, epoch: int) -> list[int]:
         """The order of so many samples in an epoch of a run with that seed; before it is read to its end that of the next one is made, and
-        afterwards it is written over, as whoever was given it may."""
+        afterwards it is written over where that can be, as whoever was given it may."""
         order = samples.epoch_order(count, seed, epoch)
         first = list(order[: count // 2])
         samples.epoch_order(count, seed, epoch + 1)
         given = first + list(order[count // 2 :])
-        order[:] = 0
+        with suppress(TypeError, ValueError):
+            order[:] = 0
         return given
 
     def effective_batches(self, order: Sequence[int], size: int) -> list[list[int]]:
