@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SIDES = ("right", "left")
+QWEN2 = "Qwen2Tokenizer"
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
 """Of an added token: how texts are split at it."""
 
@@ -86,6 +87,7 @@ class CheckpointTokens(Tokens):
         self._tokenizer.enable_truncation(max_seq_len)
         named = _settings(settings)
         _require_alike(settings, named, {token.content: token for token in self._tokenizer.get_added_tokens_decoder().values()})
+        _require_no_prefix(settings, named, self._tokenizer)
         self.fill = _fill_id(named, self._tokenizer.token_to_id)
         self.vocab = id_count(self._tokenizer)
         self.description = f"{path} ({self._tokenizer.get_vocab_size()} tokens)"
@@ -191,6 +193,18 @@ def _require_alike(path: Path, settings: Mapping[str, Any], added: Mapping[str, 
         flags = [name for name in _FLAGS if _flag(value, name) != getattr(added[token], name)]
         if flags:
             raise ValueError(f"{path}: {key} gives {token!r} another {flags[0]} than {TOKENIZER} does; make them equal")
+
+
+def _require_no_prefix(path: Path, settings: Mapping[str, Any], tokenizer: "Tokenizer") -> None:
+    """Raises a ValueError where Qwen2Tokenizer of transformers would put a space before texts and their words, and tokenizer.json does not.
+
+    Other classes leave the pre-tokenizer of bytes in tokenizer.json as it is.
+    """
+    if settings.get("add_prefix_space") is not True or not str(settings.get("tokenizer_class") or QWEN2).startswith(QWEN2):
+        return
+    found = strict_json.loads(tokenizer.to_str())["pre_tokenizer"] or {}
+    if any(part["type"] == "ByteLevel" and not part["add_prefix_space"] for part in (found, *found.get("pretokenizers", ())) if part):
+        raise ValueError(f"{path}: add_prefix_space is true, and false in the pre_tokenizer of {TOKENIZER}; make them equal")
 
 
 def _flag(token: Mapping[str, Any], name: str) -> Any:

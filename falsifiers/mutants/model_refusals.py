@@ -126,6 +126,14 @@ def tokenizer_flags_left_out_passed_over(right: Any, path: Path, named: Any, add
     right(path, _without_flags(named, added, lambda token, name: name not in token), added)
 
 
+wrong_step("impl.tokens:_require_no_prefix", name="tokenizer_prefix_passed_over", doc="A space that transformers adds is not looked for.")(
+    lambda *_: None
+)
+wrong_step("impl.tokens:QWEN2", name="tokenizer_prefix_of_any_class", doc="add_prefix_space is refused of every class of transformers.")(
+    lambda _: ""
+)
+
+
 @wrong_step("impl.tokens:_require_alike")
 def tokenizer_flags_of_every_name(right: Any, path: Path, named: Any, added: Any) -> None:
     """The flags of a token that a key names are compared as well: transformers takes those of tokenizer.json."""
@@ -135,7 +143,7 @@ def tokenizer_flags_of_every_name(right: Any, path: Path, named: Any, added: Any
 
 @wrong_step("impl.tokens:_require_alike")
 def tokenizer_lists_of_objects_passed_over(right: Any, path: Path, named: Any, added: Any) -> None:
-    """Of a list of further special tokens those that are objects are passed over."""
+    """Further special tokens that a list gives as objects are passed over."""
     key = "additional_special_tokens"
     right(path, {**named, key: [each for each in named.get(key) or () if isinstance(each, str)]}, added)
 

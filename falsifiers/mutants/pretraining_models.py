@@ -223,7 +223,7 @@ def pretrain_tries_again_on_top(correct: Step, self: Any, batch: Any) -> Any:
 
 @wrong_step("impl.pretrain:StepFn._step")
 def pretrain_one_backward_pass(correct: Step, self: Any, batch: Any) -> Any:
-    """What the micro-batches keep for their gradients is held until the last of them is computed: a step takes a whole batch's memory."""
+    """The backward pass waits for the last micro-batch, so that a step takes the memory of a whole batch."""
     losses, clip = list[Any](), self.optimiser.clip
     backward: Callable[[Any], None] = torch.Tensor.backward
 

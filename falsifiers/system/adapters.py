@@ -221,7 +221,7 @@ def saved_adapter_gives_the_logits(trial: Trial) -> Iterator[Comparison]:
 def checkpoint_arrives_exactly(trial: Trial) -> Iterator[Comparison]:
     """Every tensor of the shipped checkpoint is loaded bit for bit, and no other tensor; also where no call reads a whole one.
 
-    What was loaded stays as it is when the file is written over. It is on the CPU, whichever device is torch's default.
+    Tensors that were loaded stay as they are when the file is written over. They are on the CPU, whichever device is torch's default.
     """
     stored = load_file(CHECKPOINT / WEIGHTS)
     least = min(value.nbytes for value in stored.values())

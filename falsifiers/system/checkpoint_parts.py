@@ -223,6 +223,9 @@ def _tokenizer_damage(folder: Path) -> Iterator[Damage]:
     make, new, end = partial(edited, folder, TOKENIZER_CONFIG), "<new>", {"content": "<eos>", "special": True}
     yield from (make({key: new}) for key in ("pad_token", "bos_token", "eos_token", "unk_token", "sep_token", "cls_token", "mask_token"))
     yield make({"split_special_tokens": True})
+    yield from (make({"add_prefix_space": True, "tokenizer_class": name}) for name in ("Qwen2Tokenizer", "Qwen2TokenizerFast"))
+    yield make({"add_prefix_space": True, "tokenizer_class": "PreTrainedTokenizerFast"}, taken=True)
+    yield make({"add_prefix_space": False, "tokenizer_class": "Qwen2Tokenizer"}, taken=True)
     for named in (new, {"content": new}):
         yield from (make({key: [named]}) for key in ("additional_special_tokens", "extra_special_tokens"))
         yield make({"extra_special_tokens": {"image": named}})

@@ -75,8 +75,8 @@ def small_pretraining(trial: Trial, epochs: int, **settings: Any) -> Iterator[tu
 def exhausted_stream_ends_the_epoch(trial: Trial) -> list[Comparison]:
     """Each epoch has the steps and tokens that follow from the stream's length, and is validated; the rates are the schedule's.
 
-    Of training and of held-out tokens no more rows than a micro-batch are computed at a time, and no fewer; nothing is held of those
-    before. All tokens of long rows, and of many, are counted.
+    Rows are computed a micro-batch at a time, in training and in validation, and nothing is held of those before. All tokens of long
+    rows, and of many, are counted.
     """
     epochs, rng = 3, trial.rng("schedule")
     schedule: dict[str, Any] = {"schedule": ["linear", "cosine"][trial.seed % 2], "warmup_fraction": float(rng.choice([0.1, 0.3]))}

@@ -402,9 +402,9 @@ class Pretraining:
 class PretrainingRecord:
     """The record of a run up to its end or its kill: steps, validation loss of each epoch, parameters, and the state's hash at the end.
 
-    `flushes` are the files and folders that it waited for until they were on the disk, `passes` of how many rows at a time it computed a
-    loss, and how many tensors automatic differentiation held as it began to; `free` are the moments (flushes, steps) at which another
-    process could have begun to write its folder.
+    `flushes` are the files and folders that it waited for until they were on the disk. `passes` has, for each loss that it computed, the
+    number of rows and that of the tensors which automatic differentiation held before. `free` are the moments (flushes, steps) at which
+    another process could have begun to write its folder.
     """
 
     steps: "list[PretrainStep]"

@@ -117,7 +117,7 @@ class Commands(Door):
         return [progress.duration(each) for each in seconds]
 
     def told(self, steps: Sequence[Mapping[str, Any]], epochs: int) -> str:
-        """What is shown of so many steps, each of them on a line."""
+        """Returns the lines that a run shows of these steps, one for each."""
         stream = io.StringIO()
         shown = progress.Progress(stream, epochs=epochs, total_steps=2 * len(steps), log_interval=1)
         for step in steps:
@@ -142,7 +142,7 @@ class Commands(Door):
             return self.attempt(*arguments)
 
     def help(self, *arguments: str) -> Said:
-        """What the program says of itself, or of a command."""
+        """Returns the help of the program, or of a command."""
         with redirect_stdout(io.StringIO()) as out:
             try:
                 command.main([*arguments, "--help"])
@@ -328,7 +328,7 @@ def _run(arguments: Sequence[str], err: io.StringIO | None = None) -> Said:
 
 @contextmanager
 def _in_ascii() -> Iterator[None]:
-    """A file that is opened without an encoding is one of ASCII, as in an environment without a locale."""
+    """Inside the block a file that is opened without an encoding is read and written in ASCII, as in an environment without a locale."""
     before = locale.setlocale(locale.LC_CTYPE)
     locale.setlocale(locale.LC_CTYPE, "C")
     try:

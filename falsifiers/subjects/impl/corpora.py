@@ -112,13 +112,13 @@ class Corpora(Door):
         return Split(_places(training), _places(validation), _labels(training), _labels(validation))
 
     def parts_known_by_their_samples(self, labels: Sequence[Label], classes: int, fraction: float, seed: int) -> list[bool]:
-        """Whether each part of a corpus with those labels is known by the same digest as its samples that are read by themselves."""
+        """Says of each part of a split of those labels whether its digest is that of the same samples, read by themselves."""
         parts = samples.split_validation(_numbered(labels, classes), fraction, seed)
         alone = [samples.Samples.of([*each.rows], _given(_labels(each)), classes, each.multi_label) for each in parts]
         return [part.digest() == own.digest() for part, own in zip(parts, alone, strict=True)]
 
     def left_by_a_kill(self, corpus: CorpusFile, tokenizing: Tokenizing) -> list[str]:
-        """The names of temporary files while the token ids of a corpus are held."""
+        """Returns the names that temporary files have while the token ids of a corpus are held."""
         with tempfile.TemporaryDirectory() as folder, mock.patch.object(tempfile, "tempdir", folder):
             held = _samples(corpus, _tokens(tokenizing))
             return sorted(each.name for each in Path(folder).iterdir()) if len(held) else []

@@ -118,7 +118,7 @@ class Files(Door):
         return PreparedHead(weight, bias, config.num_labels, getattr(model, "num_labels", 2))
 
     def prepared_places(self, folder: Path, hidden: int) -> list[str]:
-        """Where such a head's weight and bias are, of a frozen model that is on no device (meta), and `frozen` where they are that too."""
+        """Returns where such a head's weight and bias are in a frozen model on no device (meta), with `frozen` where they are so too."""
         model, _ = _prepared(folder, torch.nn.Linear(hidden, 2, bias=False, device="meta").requires_grad_(False))
         given = [model.get_parameter(f"score.{name}") for name in ("weight", "bias")]
         return [f"{each.device}{'' if each.requires_grad else ', frozen'}" for each in given]
