@@ -1,5 +1,6 @@
 """Wrong runs that go on: their state, an interruption or another end, and the model that they go on with."""
 
+import hashlib
 import math
 import os
 import signal
@@ -28,12 +29,17 @@ wrong_steps("impl.fit:_Run._continue_from", resume_forgets_moments=("Moments are
 
 @wrong_step("impl.fit:_Run._save")
 def state_taken_beside_the_next_step(save: Any, run: Any) -> None:
-    """A thread takes and writes the state while the next step is made."""
+    """A thread hashes how far a run is, takes its state and writes it, while the next step is made."""
     if run.progress.step == 0 or run.progress.finished:
         save(run)
         return
     progress = run.progress
-    threading.Thread(target=lambda: save_state(run.output / "state", progress, run.trainer.state())).start()
+
+    def beside() -> None:
+        hashlib.sha256(repr(progress).encode())  # which a slow disk holds up until the next step, so that no race decides
+        save_state(run.output / "state", progress, run.trainer.state())
+
+    threading.Thread(target=beside).start()
 
 
 @wrong_step("impl.fit:_Run._continue_from")

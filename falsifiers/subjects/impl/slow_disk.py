@@ -17,14 +17,17 @@ Wait = Callable[[str], None]
 """Is given what is called: `sha256`, `write`, `pwrite` or `fsync`."""
 PATIENCE = 1.0
 """Seconds that a thread beside the run waits for the next step of a small model, which takes a hundredth of that."""
+KINDS = 4
+"""Of calls that a thread waits in: see `Wait`."""
 PAUSE = 0.5
 """Seconds that a write takes while other threads work, in which they can convert a small model many times."""
 
 
 @contextmanager
 def slow(wait: Wait) -> Iterator[None]:
-    """Inside the block `wait` is called before a call writes to a file, flushes one or begins a hash."""
-    real = io.open
+    """Inside the block `wait` is called before a call writes to a file, flushes one or begins a hash. At its end the block waits for the
+    threads that began inside, at most for what a thread may wait for."""
+    real, before = io.open, {*threading.enumerate()}
 
     class Slow(io.FileIO):
         def write(self, content: Any) -> int:
@@ -48,7 +51,12 @@ def slow(wait: Wait) -> Iterator[None]:
         stack.enter_context(mock.patch("io.open", opened))
         for module, name in ((os, "write"), (os, "pwrite"), (os, "fsync"), (hashlib, "sha256")):
             stack.enter_context(mock.patch.object(module, name, late(getattr(module, name), name)))
-        yield
+        try:
+            yield
+        finally:
+            end = time.monotonic() + KINDS * PATIENCE
+            for each in {*threading.enumerate()} - before:
+                each.join(max(0.0, end - time.monotonic()))
 
 
 def until_the_next_step(parameters: Collection[Tensor]) -> Wait:
