@@ -4,6 +4,7 @@ import gc
 import hashlib
 import io
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -61,7 +62,7 @@ def slow(wait: Wait) -> Iterator[None]:
 
 def until_the_next_step(parameters: Collection[Tensor]) -> Wait:
     """Lets another thread than the one that asks for this wait until a step has moved the parameters, PATIENCE at most for all calls
-    of a kind from one step to the next. The thread that makes the steps never waits."""
+    of a kind from one step to the next. The thread that makes the steps never waits, and none waits while it waits for another."""
     own, until = threading.get_ident(), dict[tuple[str, float], float]()
 
     def moment() -> float:
@@ -73,9 +74,21 @@ def until_the_next_step(parameters: Collection[Tensor]) -> Wait:
         began = moment()
         end = until.setdefault((kind, began), time.monotonic() + PATIENCE)
         while moment() == began and time.monotonic() < end:
+            if _waits(own):
+                until.clear()  # whoever begins after that wait has all of his patience
+                return
             time.sleep(0.001)
 
     return wait
+
+
+def _waits(thread: int) -> bool:
+    """Whether the thread waits for another one, unless that is about to begin."""
+    frame, names = sys._current_frames().get(thread), set[str]()  # the documented name
+    while frame is not None and frame.f_code.co_filename == threading.__file__:
+        names.add(frame.f_code.co_name)
+        frame = frame.f_back
+    return not names.isdisjoint({"wait", "join"}) and "start" not in names
 
 
 def held_by_then(mapped: Collection[int], found: list[int]) -> Wait:
