@@ -108,6 +108,21 @@ def layers_decay_by_the_first_rate(move: Step, self: Any, gradient: Any, finite:
     move(self, gradient, finite)
 
 
+@wrong_step("impl.fused.step:FusedTrainer._whole_step")
+def layers_clip_by_the_first_norm(whole: Step, self: Any, packed: Any) -> Any:
+    """The largest norm of every step is that of the first one."""
+    self._hyper[4] = self.__dict__.setdefault("_first_norm", self._hyper[4].clone())
+    return whole(self, packed)
+
+
+@wrong_step("impl.fused.step:FusedTrainer._bind")
+def layers_bind_where_the_first_is_elsewhere(bind: Step, self: Any) -> None:
+    """The first parameter alone is looked at, whether parameters are still views of one vector."""
+    first = next(iter(self.optimiser.parameters.values()))
+    with patch.object(self, "_views", {} if first.data_ptr() == self._masters.data_ptr() else self._views):
+        bind(self)
+
+
 wrong_step("impl.fused.step:FusedTrainer._packed", name="layers_pack_without_looking", doc="Bad values of a batch are not looked for.")(
     lambda _, self, part: _unchecked(self, part)
 )

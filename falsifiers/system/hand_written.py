@@ -30,7 +30,8 @@ CALLS = (
 )
 """Calls of a trainer with so many samples, of which three are computed at a time; the last one evaluates."""
 RATE_SET = 5
-"""Number of the call before which the rate is set by hand, when a step has been captured and, where nothing moves, no state was loaded."""
+"""Number of the call before which rate and largest norm are set by hand and parameters get other memory, when a step has been captured and,
+where nothing moves, no state was loaded."""
 MANY = 6
 """Micro-batches of a call, more than the four whose gradients are held side by side."""
 LONG = 300
@@ -202,6 +203,8 @@ def _followed(
         if number == RATE_SET:
             for each in (right, tried):
                 each.set_rate(0.004)
+                each.set_norm(settings["max_norm"] / 512)
+                each.move_elsewhere()
         label, before = f"call {number}, {name} of {samples}", tried.state()
         said, answer = right.call(name, *batch), tried.call(name, *batch)
         yield from (trial.near(f"{label}: {key}", value, answer[key]) for key, value in said.items())

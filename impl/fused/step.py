@@ -81,7 +81,8 @@ class FusedTrainer(Trainer):
         self._masters = self.optimiser.flat()
         self._gradient = torch.zeros_like(self._masters)
         self._moments = (torch.zeros_like(self._masters), torch.zeros_like(self._masters))
-        self._hyper = torch.zeros(4, dtype=torch.float32, device=self._masters.device)
+        self._views = self.optimiser.split(self._masters)
+        self._hyper = torch.zeros(5, dtype=torch.float32, device=self._masters.device)
         self._graphs: dict[tuple[str, int], _Captured] = {}
         self._pool: Any = None
 
@@ -95,7 +96,7 @@ class FusedTrainer(Trainer):
         packed = self._packed(batch)
         self._bind()
         rate, step = self.learning_rate, self.optimiser.steps + 1
-        hyper = [rate, 1 - BETAS[0] ** step, 1 - BETAS[1] ** step, rate * self.optimiser.weight_decay]
+        hyper = [rate, 1 - BETAS[0] ** step, 1 - BETAS[1] ** step, rate * self.optimiser.weight_decay, self.max_norm]
         self._hyper.copy_(torch.tensor(hyper, dtype=torch.float32))
         numbers, logits = self._replayed("step", packed, self._whole_step)
         status = Status(*numbers.tolist())
@@ -155,13 +156,13 @@ class FusedTrainer(Trainer):
         norm = torch.linalg.vector_norm(self._gradient)
         sound = torch.isfinite(outcome.logits).all(dim=-1) | ~real
         finite = torch.isfinite(norm) & torch.isfinite(outcome.loss) & sound.all()
-        self._move(self._gradient * torch.clamp(self.max_norm / norm, max=1.0), finite)
+        self._move(self._gradient * torch.clamp(self._hyper[4] / norm, max=1.0), finite)
         numbers = (finite, outcome.loss, (right & real).sum(), norm)
         return torch.stack([number.to(torch.float32) for number in numbers]), outcome.logits
 
     def _move(self, gradient: Tensor, finite: Tensor) -> None:
-        """AdamW in place with the rates in `_hyper`; nothing moves unless `finite`."""
-        rate, correction, correction_sq, decay = self._hyper
+        """AdamW in place with the first numbers of `_hyper`; nothing moves unless `finite`."""
+        rate, correction, correction_sq, decay = self._hyper[:4]
         values = (self._masters, *self._moments)
         moved = adamw_moved(self._masters, gradient, *self._moments, rate, (correction, correction_sq), decay, BETAS, EPS)
         for value, new in zip(values, moved, strict=True):
@@ -169,11 +170,11 @@ class FusedTrainer(Trainer):
 
     def _bind(self) -> None:
         """The parameters are views of one vector, and the optimiser's moments those of the graphs, whoever put others in their place."""
-        first = next(iter(self.optimiser.parameters.values()))
-        if first.data_ptr() != self._masters.data_ptr():
+        held = self.optimiser.parameters
+        if any(held[name].data_ptr() != view.data_ptr() for name, view in self._views.items()):
             self._masters.copy_(self.optimiser.flat())
-            for name, view in self.optimiser.split(self._masters).items():
-                self.optimiser.parameters[name].data = view
+            for name, view in self._views.items():
+                held[name].data = view
         given = (self.optimiser.exp_avg, self.optimiser.exp_avg_sq)
         for own, other in zip(self._moments, given, strict=True):
             if own is not other:

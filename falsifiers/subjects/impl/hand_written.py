@@ -101,6 +101,16 @@ class Steps(Session):
         """The rate of the next step."""
         self._trainer.learning_rate = rate
 
+    def set_norm(self, norm: float) -> None:
+        """The largest norm of the gradients of the next steps."""
+        self._trainer.max_norm = norm
+
+    def move_elsewhere(self) -> None:
+        """Gives each trained tensor but the first memory of its own."""
+        _, *others = self._trainer.classifier.trainable_parameters().values()
+        for parameter in others:
+            parameter.data = parameter.data.clone()
+
     def load(self, state: Mapping[str, Array]) -> None:
         """Puts a state in place."""
         self._trainer.load_state({name: torch.tensor(value) for name, value in state.items()})
