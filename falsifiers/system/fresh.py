@@ -45,11 +45,8 @@ def update_is_zero_and_random(trial: Trial) -> Iterator[Comparison]:
     targets = list(FACTORS)[trial.seed % 2]
     large = _settings(rng, targets)
     yield from _fresh(trial, "a large seed", _architecture(rng, FAMILIES[0]), {**large, "seed": LARGE + large["seed"]})
-    for further, least in ((2**32, 0), (1, LARGE)):
-        given = _settings(rng, targets)
-        yield from _fresh(
-            trial, f"checkpoint, {targets}, a seed from {least}", CHECKPOINT, {**given, "seed": least + given["seed"]}, further
-        )
+    for further, seed in ((2**32, 0), (1, LARGE + large["seed"])):
+        yield from _fresh(trial, f"checkpoint, {targets}, the seed {seed}", CHECKPOINT, {**_settings(rng, targets), "seed": seed}, further)
     yield from _quantised(trial, _architecture(rng, FAMILIES[-1]), {**_settings(rng, targets), "quantize_nf4": True})
 
 
