@@ -163,6 +163,12 @@ def device_of_a_byte(parse: Step, name: str) -> Any:
     return parse(f"{kind}:{int(index) % 256}" if index.isdigit() and int(index) > 255 else name)
 
 
+@wrong_step("impl.device:parse_device")
+def device_of_foreign_digits(parse: Step, name: str) -> Any:
+    """The second digit of a card's number may be that of any script."""
+    return parse(f"{name[:-1]}{int(name[-1])}" if name[-1:].isdecimal() and name[-2:-1].isdecimal() else name)
+
+
 wrong_steps("impl.device:MAX_INDEX", device_of_any_number=("A card may have any number up to 99.", lambda _: 99))
 
 

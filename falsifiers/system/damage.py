@@ -425,7 +425,19 @@ def _restore(folder: Path, stored: Mapping[str, bytes], now: Mapping[str, bytes]
 
 
 NO_DEVICES = (
-    *("cuda:16", "cuda:256", "xpu:513", "cuda:4294967296", "cuda:-1", "cuda:", "cuda:01", "cuda:0x1", "cuda:0\n", "cuda:\u0661"),
+    *(
+        "cuda:16",
+        "cuda:256",
+        "xpu:513",
+        "cuda:4294967296",
+        "cuda:-1",
+        "cuda:",
+        "cuda:01",
+        "cuda:0x1",
+        "cuda:0\n",
+        "cuda:\u0661",
+        "cuda:1\u0661",
+    ),
     *("", "gpu", "CUDA", "cpu:0", " cpu", "auto:0", "mps:16", "meta"),
 )
 
