@@ -68,6 +68,14 @@ def tightest_group_alone(groups: Any) -> Any:
     return sorted(groups(), key=limit)[:1]
 
 
+@wrong_step("impl.host:_used")
+def limits_where_all_is_named(used: Any, group: Path) -> Any:
+    """A limit is passed over where the kernel does not say how much of one kind it can take back."""
+    if "slab_reclaimable" in (group / "memory.stat").read_text():
+        return used(group)
+    raise KeyError("slab_reclaimable")
+
+
 wrong_steps(
     "impl.host:_used",
     usage_of_the_own_group_alone=("What others use of a limit further up is passed over.", lambda used, _: used(_own_group())),
