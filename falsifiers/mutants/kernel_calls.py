@@ -63,6 +63,27 @@ def kernel_reads_up_as_gate_lies(launch: Step, kernel: Any, grid: Any, *given: A
     launch(kernel, grid, *given[: count + 1], *strides, given[-1], **named)
 
 
+wrong_steps(
+    "impl.kernels.rms_norm:launch",
+    kernel_exchanges_rows_of_norms=(
+        "Norms take the rows of their last two arrays, of what is added and the result, to be as far apart as those of the other one.",
+        lambda launch, kernel, grid, *given, **named: launch(kernel, grid, *_exchanged(given, 10), **named),
+    ),
+)
+wrong_steps(
+    "impl.kernels.cross_entropy:launch",
+    kernel_exchanges_rows_of_the_gradient=(
+        "Cross-entropy takes rows of logits to be as far apart as those of their gradient, and the other way round.",
+        lambda launch, kernel, grid, *given, **named: launch(kernel, grid, *_exchanged(given, 7), **named),
+    ),
+)
+
+
+def _exchanged(given: tuple[Any, ...], first: int) -> tuple[Any, ...]:
+    """The arguments of a kernel with those two in the places of each other; few of them have none."""
+    return (*given[:first], *given[first : first + 2][::-1], *given[first + 2 :])
+
+
 @wrong_step("impl.kernels.attention:_strides")
 def attention_reads_values_as_keys_lie(strides: Step, *values: Tensor) -> tuple[int, ...]:
     """Values are taken to lie in memory as keys do, whose rows may be wider."""

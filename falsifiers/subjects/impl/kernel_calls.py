@@ -336,13 +336,14 @@ def _drawing(dtype: torch.dtype) -> Callable[..., Tensor]:
 
 
 def _room(value: Tensor, filled: float, flat: bool = False, wider: int = 16) -> tuple[Tensor, Tensor]:
-    """Memory filled with that number, and the value inside of it: without gaps, or in rows that are so much wider."""
+    """Memory filled with that number, and the value inside of it: without gaps, or in rows that are so much wider. Behind it there is room
+    for rows as wide as another array's: what a kernel takes to lie there is the number."""
     if flat or not value.dim():
         room = value.new_full((value.numel() + 16,), filled)
         slot = room[8 : 8 + value.numel()].view(value.shape)
     else:
-        room = value.new_full((*value.shape[:-1], value.shape[-1] + wider), filled)
-        slot = room[..., 8 : 8 + value.shape[-1]]
+        room = value.new_full((8, *value.shape[:-1], value.shape[-1] + wider), filled)
+        slot = room[0, ..., 8 : 8 + value.shape[-1]]
     slot.copy_(value)
     return room, slot
 
