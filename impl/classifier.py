@@ -71,11 +71,11 @@ def initial_trainable(config: DecoderConfig, adaptation: Adaptation, seed: int) 
 
 def _initial(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     if name == "score.bias":
-        return torch.zeros(shape, dtype=torch.float32)
+        return torch.zeros(shape, dtype=torch.float32, device="cpu")
     if name != "score.weight":
         return initial_factor(name, shape, generator)
     bound = math.sqrt(6.0 / sum(shape))
-    return (2.0 * torch.rand(shape, generator=generator, dtype=torch.float32) - 1.0) * bound
+    return (2.0 * torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu") - 1.0) * bound
 
 
 class Head(nn.Module):

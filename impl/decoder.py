@@ -57,8 +57,8 @@ def random_tensors(config: DecoderConfig, seed: int) -> dict[str, Tensor]:
 
 def _random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     if len(shape) > 1:
-        return 0.02 * torch.randn(shape, generator=generator, dtype=torch.float32)
-    return torch.full(shape, 0.0 if name.endswith(".bias") else 1.0, dtype=torch.float32)
+        return 0.02 * torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+    return torch.full(shape, 0.0 if name.endswith(".bias") else 1.0, dtype=torch.float32, device="cpu")
 
 
 def require_tensors(expected: Shapes, tensors: Tensors, source: str) -> None:

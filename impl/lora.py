@@ -21,8 +21,10 @@ def factor_shapes(path: str, shape: tuple[int, int], rank: int) -> dict[str, tup
 
 
 def initial_factor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """A uniform as in Hu et al.'s code (Kaiming with a = √5, that is within ±1/√in), B zero, so that the update starts at zero."""
+    """A uniform as in Hu et al.'s code (Kaiming with a = √5, that is within ±1/√in), B zero, so that the update starts at zero.
+
+    On the CPU, as the generator is, whichever device is torch's default."""
     if name.endswith("lora_B.weight"):
-        return torch.zeros(shape, dtype=torch.float32)
+        return torch.zeros(shape, dtype=torch.float32, device="cpu")
     bound = 1.0 / math.sqrt(shape[-1])
-    return (2.0 * torch.rand(shape, generator=generator, dtype=torch.float32) - 1.0) * bound
+    return (2.0 * torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu") - 1.0) * bound

@@ -113,8 +113,8 @@ class AdamW:
 
 def _row_indices(sizes: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
     """Where a matrix of one row a tensor reads the flat vector and the zero after its end; and where the vector reads the matrix."""
-    column = torch.arange(max(sizes))
-    length, total = torch.tensor(sizes), sum(sizes)
+    column = torch.arange(max(sizes), device="cpu")
+    length, total = torch.tensor(sizes, device="cpu"), sum(sizes)
     start = length.cumsum(0) - length
     real = column < length[:, None]
     rows = torch.where(real, start[:, None] + column, total)

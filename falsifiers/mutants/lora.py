@@ -178,6 +178,14 @@ def lora_initial_seeds_the_process(seeded: Any, seed: int) -> Any:
 
 
 @wrong_step("impl.classifier:initial_factor")
+def lora_initial_on_the_default_device(initial: Any, path: str, shape: Any, generator: Any) -> Any:
+    """Start values are made on torch's default device, where a generator of the CPU is refused or numbers have no content."""
+    import torch
+
+    return initial(path, shape, generator).to(torch.get_default_device())
+
+
+@wrong_step("impl.classifier:initial_factor")
 def lora_initial_in_the_default_dtype(initial: Any, path: str, shape: Any, generator: Any) -> Any:
     """Start values are rounded to torch's default dtype, which some libraries make bfloat16 for the whole process."""
     import torch

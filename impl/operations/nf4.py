@@ -145,7 +145,8 @@ def _dynamic_codebook(device: torch.device) -> Tensor:
 
 @functools.cache
 def _dynamic_map() -> Tensor:
-    codebook: Tensor = _library().create_dynamic_map()
+    with torch.device("cpu"):  # not where torch's default is
+        codebook: Tensor = _library().create_dynamic_map()
     return codebook
 
 

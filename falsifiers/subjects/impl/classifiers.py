@@ -46,16 +46,18 @@ class Classifiers(Door):
     ) -> FreshClassifier:
         """A pipeline's classifier on a checkpoint, or on random weights of an architecture, with a run's settings; saved, or merged.
 
-        `default` is torch's default dtype meanwhile. Where it is not float32, constants that `impl` has kept are computed anew under it.
+        `default` is torch's default dtype meanwhile. Where it is not float32, constants that `impl` has kept are computed anew under it,
+        and until there is a pipeline torch's default device is another one, on which nothing has content.
         """
         config = ClassifyConfig.from_mapping(hyperparameters)
         torch.rand(())  # so that a generator that is seeded as before has changed, too
         before = random_states()
         with default_dtype(default), nullcontext() if default == "float32" else _nothing_kept():
-            if isinstance(model, Path):
-                pipeline = ClassifyPipeline.from_pretrained(model, config, device=self._device)
-            else:
-                pipeline = ClassifyPipeline.from_random(config_of(model), config, device=self._device)
+            with nullcontext() if default == "float32" else torch.device("meta"):
+                if isinstance(model, Path):
+                    pipeline = ClassifyPipeline.from_pretrained(model, config, device=self._device)
+                else:
+                    pipeline = ClassifyPipeline.from_random(config_of(model), config, device=self._device)
             found = self._started(pipeline, texts, merge=merge)
         return replace(found, drawn=tuple(owner for owner, state in random_states().items() if state != before[owner]))
 
