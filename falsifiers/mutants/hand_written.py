@@ -139,6 +139,15 @@ wrong_steps(
 )
 
 
+wrong_steps(
+    "impl.fused.weights:frozen",
+    layers_thaw_what_they_join=(
+        "Plain weights that were joined require a gradient, which differentiation then makes of all of them.",
+        lambda frozen, tensor: frozen(tensor).requires_grad_(),
+    ),
+)
+
+
 @wrong_step("impl.fused.weights:Weights.add")
 def layers_with_room_for_the_last_weight(add: Any, self: Any, weight: Any) -> Any:
     """A buffer of dequantised weights is as large as the last one that goes there."""

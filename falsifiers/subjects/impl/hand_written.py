@@ -89,9 +89,10 @@ class Steps(Session):
         return {name: to_numpy(value) for name, value in self._trainer.state().items()}
 
     def frozen(self) -> dict[str, Array]:
-        """The frozen tensors of the classifier, and the weights that its projections in NF4 compute with."""
+        """The frozen tensors of the classifier, how many require a gradient, and the weights that its projections in NF4 compute with."""
         model = self._trainer.classifier
-        held = {name: value for name, value in model.named_parameters() if name not in model.trainable_parameters()}
+        held: dict[str, Tensor] = {name: value for name, value in model.named_parameters() if name not in model.trainable_parameters()}
+        held["that require a gradient"] = torch.tensor(sum(value.requires_grad for value in held.values()))
         packed = {name: module for name, module in model.named_modules() if isinstance(module, Nf4Weight)}
         return {
             name: to_numpy(value) for name, value in (held | {name: q.dequantized(torch.float32) for name, q in packed.items()}).items()
