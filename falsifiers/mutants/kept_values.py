@@ -65,6 +65,12 @@ def projection_merges_without_gradients(forward: Step, self: Any, x: Any) -> Any
     return torch.nn.functional.linear(x, merged.to(x.dtype), self.bias)
 
 
+@wrong_step("impl.projection:Projection.attach")
+def projection_keeps_alpha_in_16_bits(attach: Step, self: Any, lora_a: Any, lora_b: Any, alpha: float) -> None:
+    """Alpha is kept in bfloat16, as a buffer that is converted with the model."""
+    attach(self, lora_a, lora_b, float(torch.tensor(alpha, dtype=torch.bfloat16)))
+
+
 @wrong_step("impl.projection:Projection.forward")
 def projection_keeps_narrow_factors(forward: Step, self: Any, x: Any) -> Any:
     """Without gradients the factors that were once converted to 16 bits are used, although steps have moved them since."""

@@ -150,7 +150,7 @@ def _adaptation(rng: Generator) -> dict[str, Any]:
     return {
         "classes": int(rng.integers(2, 6)),
         "rank": rank,
-        "alpha": float(rank * rng.choice([0.25, 2.0, 2.75 + 2.0**-20])),
+        "alpha": float(rank * rng.choice([0.25, 2.0, 2.7 + 2.0**-20])),
         "targets": str(rng.choice(["q_v", "all", "k_proj+down_proj"])),
         "pooling": str(rng.choice(["mean", "last", "first"])),
         "nf4": bool(rng.integers(2)),
