@@ -104,6 +104,9 @@ wrong_step("impl.decoder_optimiser:state_hash", name="pretrain_hash_of_rounded_m
 wrong_step("impl.decoder_optimiser:state_hash", name="pretrain_hash_of_float32", doc="The hash of moments rounded to float32.")(
     lambda correct, state, steps: correct({name: value.float() for name, value in state.items()}, steps)
 )
+wrong_step("impl.decoder_optimiser:state_hash", name="pretrain_hash_of_the_first_mib", doc="The hash of the first MiB of each moment.")(
+    lambda correct, state, *given, **of: correct({name: value.flatten()[: 1 << 18] for name, value in state.items()}, *given, **of)
+)
 wrong_step("impl.decoder_optimiser:state_hash", name="pretrain_hash_with_random_salt", doc="Another hash each time.")(
     lambda correct, *given: hashlib.sha256(f"{correct(*given)} {time.perf_counter_ns()}".encode()).hexdigest()
 )

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 MANY = 48_000
 """Tokens of a vocabulary by which two rows of 50 have more than 2²² logits."""
+LARGE = 2**20 + 1
+"""Numbers of a moment that is larger than those of small decoders."""
 LONG_ROW = 2**16 + 200
 """Tokens of a row that the positions of 16 bits do not count."""
 END = 1  # <eos> of the shipped tokenizer
@@ -185,9 +187,10 @@ def state_hash_tells_states_apart(trial: Trial) -> Iterator[Comparison]:
     names = sorted(moments)
     chosen = [*rng.choice(names, 4, replace=False), next(name for name in names if name.startswith("exp_avg_sq/"))]
     base = ask(steps, moments)
+    large = rng.random(LARGE, np.float32)
     states = {"the same state": again, "one more step": (steps + 1, moments)}
     wide = {name: np.nextafter(value.astype(np.float64), np.inf) for name, value in moments.items()}  # rounded they are the same
-    states |= {"moments in float64": (steps, wide)}
+    states |= {"moments in float64": (steps, wide), "a large moment": (steps, {**moments, names[-1]: large})}
     states |= {f"a flipped bit of {name}": (steps, {**moments, name: _flipped(moments[name], rng)}) for name in chosen}
     yield value_at_most("SHA-256 of the state differs", int(base != _sha256(steps, moments)), 0)
     for name, state in states.items():
