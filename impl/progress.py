@@ -1,5 +1,6 @@
 """Progress of a training run: one line that is redrawn on a terminal, plain lines elsewhere; and of the reading of a large corpus."""
 
+import os
 import shutil
 import time
 from collections import deque
@@ -28,7 +29,7 @@ class Progress:
         """Notes a step, and shows it where it is due."""
         self._recent.append((record.samples, record.seconds))
         if self.live:
-            self.stream.write(_CLEAR + self._line(record)[: shutil.get_terminal_size().columns - 1])
+            self.stream.write(_CLEAR + self._line(record)[: self._columns() - 1])
             self.stream.flush()
             self._shown = True
         elif record.step % self.log_interval == 0 or record.step == self.total_steps:
@@ -47,6 +48,14 @@ class Progress:
             self.stream.write("\n")
             self.stream.flush()
             self._shown = False
+
+    def _columns(self) -> int:
+        """What COLUMNS says, or else the width of a terminal: of this stream's, where standard output goes to a file or a pipe."""
+        try:
+            own = os.get_terminal_size(self.stream.fileno())
+        except OSError:
+            return shutil.get_terminal_size().columns
+        return shutil.get_terminal_size(own).columns
 
     def _print(self, text: str) -> None:
         self.stream.write((_CLEAR if self._shown else "") + text + "\n")

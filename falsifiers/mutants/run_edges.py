@@ -242,9 +242,14 @@ wrong_step("impl.progress:shutil.get_terminal_size", name="progress_lines_of_any
 @wrong_step("impl.progress:Progress.step")
 def progress_keeps_its_first_width(step: Any, progress: Any, record: Any) -> None:
     """Lines are cut to the width that the terminal had at the first one, though it has become narrower."""
-    width = progress.__dict__.setdefault("_width", shutil.get_terminal_size())
-    with mock.patch("shutil.get_terminal_size", return_value=width):
+    width = progress.__dict__.setdefault("_width", progress._columns())
+    with mock.patch.object(progress, "_columns", return_value=width):
         step(progress, record)
+
+
+wrong_step(
+    "impl.progress:Progress._columns", name="progress_as_wide_as_another_stream", doc="Lines are as wide as standard output, or as 80."
+)(lambda *_: shutil.get_terminal_size().columns)
 
 
 @wrong_step("impl.metrics:TensorBoard.step")

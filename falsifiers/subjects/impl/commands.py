@@ -1,5 +1,6 @@
 """The commands of `impl`, by their own main function: in this process, in one that is killed, and by workers."""
 
+import errno
 import io
 import locale
 import os
@@ -90,7 +91,7 @@ class Commands(Door):
     ) -> tuple[Said, list[Noted]]:
         """A command whose standard error is a terminal of so many columns, 0 for none, and what it gives to TensorBoard, if that is there.
 
-        The terminal becomes a column narrower with each line that is drawn over another.
+        The terminal becomes a column narrower with each line that is drawn over another; standard output is a file.
 
         The clocks go ahead by `pace` seconds, or up to half as many more, whenever one is looked at, as in a step of a large model. Ctrl-C
         comes when TensorBoard is given a number of the step `interrupt`.
@@ -100,14 +101,16 @@ class Commands(Door):
         real = time.perf_counter
         ahead = accumulate(pace * (1 + place % 3 / 4) for place in count())
         usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+        terminal = _Terminal(columns)
         with (
             _module("torch.utils.tensorboard", there),
-            mock.patch.dict(os.environ, COLUMNS=str(columns)),
+            mock.patch.dict(os.environ, COLUMNS="0"),
+            mock.patch.object(os, "get_terminal_size", terminal.size),
             mock.patch.object(time, "perf_counter", side_effect=lambda: real() + next(ahead)),
             mock.patch.object(time, "monotonic", side_effect=lambda: real() + next(ahead)),
         ):
             try:
-                return _run(self._given(arguments), _Terminal() if columns else io.StringIO()), noted
+                return _run(self._given(arguments), terminal if columns else io.StringIO()), noted
             finally:
                 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # another one that was left is for the trial to find
                     signal.signal(signal.SIGINT, usual)
@@ -294,12 +297,23 @@ def _module(name: str, module: Any) -> Iterator[None]:
 class _Terminal(io.StringIO):
     """A terminal that becomes a column narrower whenever a line is drawn over another."""
 
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self._columns = columns
+
     def isatty(self) -> bool:
         return True
 
+    def fileno(self) -> int:
+        return 2**20  # no file has this number
+
+    def size(self, of: int = 1) -> os.terminal_size:
+        if of != self.fileno():
+            raise OSError(errno.ENOTTY, os.strerror(errno.ENOTTY))
+        return os.terminal_size((self._columns, 24))
+
     def write(self, text: str) -> int:
-        if text.startswith("\r"):
-            os.environ["COLUMNS"] = str(int(os.environ["COLUMNS"]) - 1)
+        self._columns -= text.startswith("\r")
         return super().write(text)
 
 
