@@ -178,7 +178,7 @@ class _Run:
         self.trainer = pipeline.start(total_steps(self.config, len(train)), self._balanced)
         require_a_rate(self.trainer.learning_rates)
         self.identity = self._identity()
-        self.progress = Progress(run=hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest())
+        self.progress = Progress(run=_key(self.identity))
 
     def open(self, resume: bool) -> None:
         """Starts in an empty place, or goes on from where the run stands."""
@@ -254,7 +254,8 @@ class _Run:
             raise ValueError(f"{path}: not the run to continue: {'; '.join(differences)}")
 
     def _continue_from(self, progress: Progress, tensors: Mapping[str, Tensor]) -> None:
-        if progress.run != self.progress.run:
+        stored = strict_json.loads((self.output / RUN).read_bytes())  # equal to this run's, where it may have 4.0 for a 4
+        if progress.run != _key({name: stored[name] for name in self.identity}):
             raise ValueError(f"{self.output / STATE}: the state of another run than that of {RUN}; which one is meant?")
         self.trainer.load_state(tensors)
         self.progress = progress
@@ -401,6 +402,10 @@ def _weights_digest(classifier: torch.nn.Module) -> str:
     """Of every frozen parameter and buffer, as it is in memory."""
     frozen = {name: value for name, value in classifier.named_parameters() if not value.requires_grad}
     every = {**frozen, **dict(classifier.named_buffers())}
+def _key(identity: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
     text = "\n".join(f"{name} {value.dtype} {list(value.shape)} {int(fingerprint(value))}" for name, value in sorted(every.items()))
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -50,6 +50,14 @@ def resume_forgets_schedule(continue_from: Any, run: Any, progress: Any, tensors
 
 
 @wrong_step("impl.fit:_Run._continue_from")
+def resume_knows_4_from_4_0(continue_from: Any, run: Any, progress: Any, tensors: Any) -> None:
+    """A state belongs to the run's settings as they are spelled, so that one with 4 for 4.0 is the state of another run."""
+    if progress.run != run.progress.run:
+        raise ValueError("the state of another run")
+    continue_from(run, progress, tensors)
+
+
+@wrong_step("impl.fit:_Run._continue_from")
 def resume_of_an_ended_run_without_tensors(continue_from: Any, run: Any, progress: Any, tensors: Any) -> None:
     """A run that has ended is taken at its word: what it left is not loaded."""
     continue_from(run, progress, run.trainer.state() if progress.finished else tensors)

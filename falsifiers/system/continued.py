@@ -138,6 +138,8 @@ PIECE = 1000
 """So many bytes a system takes at a call, fewer than any state has."""
 MANY = 3000
 """Samples of a corpus that is larger than others."""
+REPEATS = 300
+"""Of an embedding's rows, which makes more than a million numbers of them."""
 FREE = "log_interval"
 """The setting that a continuation may change: it changes no step."""
 _OTHERS: dict[str, tuple[Any, ...]] = {
@@ -157,7 +159,7 @@ def refuses_to_continue_another_run(trial: Trial) -> Iterator[Comparison]:
     """A run is not continued with another value of any setting but the free one, on other samples or weights, in another architecture, or
     from a damaged state; in half of the cases a sample has several labels.
 
-    The folder is as it was, and with another value of the free setting the run goes on to its end.
+    The folder is as it was, and with another value of the free setting, and 4 where it had 4.0, the run goes on to its end.
     """
     problem, rng = small_run(trial, quantize_nf4=True, multi_label=trial.seed % 2 == 1), trial.rng("changes")
     settings = trial.trainer.settings(problem)
@@ -167,20 +169,27 @@ def refuses_to_continue_another_run(trial: Trial) -> Iterator[Comparison]:
         for name, (other, message) in other_runs(trial, problem, rng).items():
             yield from _refused(trial, name, other, folder, message)
         (file,) = (folder / "state").iterdir()
-        whole = file.read_bytes()
+        state = file.read_bytes()
         for place in ("file", "tensors", "progress"):
-            file.write_bytes(_damaged(whole, place, float(rng.random())))
+            file.write_bytes(_damaged(state, place, float(rng.random())))
             yield from _refused(trial, f"a damaged state, in its {place}", problem, folder, "state.*damaged")
-        file.write_bytes(whole)
+        file.write_bytes(state)
         yield from _on_many_samples(trial, Path(parent) / "many", rng)
+        yield from _on_a_large_base(trial, Path(parent) / "large")
         for edited, word in (("a label", r"data\.training"), ("a weight", "base_weights")):
             plan = Plan(interrupts=1, going_on=True, edited=edited)
             ask = partial(trial.trainer.fit, problem, Path(parent) / edited, plan)
             yield trial.refuses(f"{edited} that has changed in memory", ask, word, "ValueError")
-        free = replace(problem, settings={**problem.settings, FREE: settings[FREE] + 1})
+        whole = _whole_numbers(problem.architecture), _whole_numbers({**problem.settings, FREE: settings[FREE] + 1})
+        free = replace(problem, architecture=whole[0], settings=whole[1])
         run = trial.trainer.fit(free, folder, Plan(resume=True))
     steps = problem.settings["epochs"] * len(problem.batches)
     yield from same(f"steps with another {FREE}", steps, run.result and run.result.steps)
+
+
+def _whole_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same numbers as a program writes them that has 4 for 4.0."""
+    return {name: int(value) if isinstance(value, float) and value.is_integer() else value for name, value in values.items()}
 
 
 def _on_many_samples(trial: Trial, folder: Path, rng: Generator) -> list[Comparison]:
@@ -196,6 +205,19 @@ def _on_many_samples(trial: Trial, folder: Path, rng: Generator) -> list[Compari
         for name, other in (("token", token), ("label", label)):
             found += _refused(trial, f"another {name} in sample {at}", with_samples(problem, "training", other), folder, r"data\.training")
     return found
+
+
+def _on_a_large_base(trial: Trial, folder: Path) -> list[Comparison]:
+    """A run on a base of which one weight has more than a million numbers is not continued where its last two rows changed places."""
+    problem = small_run(trial)
+    rows = np.tile(problem.parameters[EMBEDDING], (REPEATS, 1))
+    exchanged = rows[[*range(len(rows) - 2), -1, -2]]
+    architecture = {**problem.architecture, "vocab": len(rows)}
+    large, other = (
+        replace(problem, architecture=architecture, parameters={**problem.parameters, EMBEDDING: weight}) for weight in (rows, exchanged)
+    )
+    trial.trainer.fit(large, folder, Plan(save_every=1, stop_after=1))
+    return _refused(trial, "the last two rows of a large weight exchanged", other, folder, "base_weights")
 
 
 def other_runs(trial: Trial, problem: SmallRun, rng: Generator) -> dict[str, tuple[SmallRun, str]]:
