@@ -130,10 +130,10 @@ def fit(
     arguments, rank 0 writes and all read.
 
     Raises an InUseError where another process writes `output`, a FileExistsError where it holds a run and `resume` is not given, and a
-    FileNotFoundError where it holds none and `resume` is given. Raises a ValueError for samples that do not fit the settings, for a run
-    whose every rate is 0, for another model, data or settings than those of the run to continue, naming what differs, for workers that
-    were given or that hold different ones, and for a damaged state. Raises a FloatingPointError that names the origin of a NaN or infinity,
-    with nothing changed by that step, and KeyboardInterrupt, from which the run can be continued.
+    FileNotFoundError where it holds none, or has lost its state, and `resume` is given. Raises a ValueError for samples that do not fit the
+    settings, for a run whose every rate is 0, for another model, data or settings than those of the run to continue, naming what differs,
+    for workers that were given or that hold different ones, and for a damaged state. Raises a FloatingPointError that names the origin of a
+    NaN or infinity, with nothing changed by that step, and KeyboardInterrupt, from which the run can be continued.
     """
     run = _Run(pipeline, train, validation if validation is not None and len(validation) else None, output)
     if save_every is not None:
@@ -190,6 +190,10 @@ class _Run:
             found = load_state(self.output / STATE) if resume else None
             if found is not None:
                 self._continue_from(*found)
+            elif resume and (self.output / LAST).exists():
+                raise FileNotFoundError(
+                    f"{self.output / STATE}: no state of a run that has finished an epoch; restore it from a copy, or choose another folder"
+                )
         require_same(self.group, f"progress in {self.output / STATE}", json.dumps(dataclasses.asdict(self.progress)))
         require_equal(self.group, self.trainer.state())
         if self._balanced is not None:  # a run that was refused before has left those of an earlier one
@@ -398,14 +402,14 @@ def _interruptible(workers: int) -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, usual)
 
 
-def _weights_digest(classifier: torch.nn.Module) -> str:
-    """Of every frozen parameter and buffer, as it is in memory."""
-    frozen = {name: value for name, value in classifier.named_parameters() if not value.requires_grad}
-    every = {**frozen, **dict(classifier.named_buffers())}
 def _key(identity: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
+def _weights_digest(classifier: torch.nn.Module) -> str:
+    """Of every frozen parameter and buffer, as it is in memory."""
+    frozen = {name: value for name, value in classifier.named_parameters() if not value.requires_grad}
+    every = {**frozen, **dict(classifier.named_buffers())}
     text = "\n".join(f"{name} {value.dtype} {list(value.shape)} {int(fingerprint(value))}" for name, value in sorted(every.items()))
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -68,6 +68,18 @@ wrong_step("impl.fit:_Run._continue_from", name="state_of_another_run_taken", do
 )
 
 
+@wrong_step("impl.fit:_Run.open")
+def run_begins_again_without_its_state(open_run: Any, run: Any, resume: bool) -> None:
+    """A run that has finished an epoch, and whose state is gone, begins again over what it left."""
+    last, aside = run.output / "last", run.output / ".aside"
+    if not (resume and last.exists() and not (run.output / "state").exists()):
+        open_run(run, resume)
+        return
+    last.rename(aside)
+    open_run(run, resume)
+    aside.rename(last)
+
+
 @wrong_step("impl.optimiser:AdamW._require_state")
 def state_with_a_tensor_more(require: Any, optimiser: Any, state: Any) -> None:
     """Tensors that a run does not have are passed over."""

@@ -78,6 +78,11 @@ def refuses_training_state(trial: Trial) -> Iterator[Comparison]:
             (unread / STATE).symlink_to(UNREADABLE)
             ask = partial(trial.trainer.fit, problem, unread, Plan(resume=True))
             yield trial.refuses("a state that the system cannot read", ask, "", "OSError")
+        shutil.copytree(folder, lost := folder.with_name("lost"), ignore=shutil.ignore_patterns("state"))
+        (lost / "last").mkdir(exist_ok=True)
+        ask, before = partial(trial.trainer.fit, problem, lost, Plan(resume=True)), content(lost)
+        yield trial.refuses("a run of an epoch whose state is gone", ask, "state", "FileNotFoundError")
+        yield from same("the folder whose state is gone", before, content(lost))
         notes = folder.with_name("in use") / "last" / "notes.txt"
         notes.parent.mkdir(parents=True)
         notes.write_text("mine")
