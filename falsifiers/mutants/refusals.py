@@ -148,6 +148,12 @@ def pretrain_state_of_as_many_tokens(identity: Any, run: Any) -> dict[str, Any]:
     return {**identity(run), "data": len(run.train.shards)}
 
 
+@wrong_step("impl.pretrain_run:_Run.identity")
+def pretrain_state_of_a_tokenizer_of_one_size(identity: Any, run: Any) -> dict[str, Any]:
+    """A run goes on with another tokenizer whose file is of the same size."""
+    return {**identity(run), "tokenizer": run.checkpoint.tokenizer.stat().st_size}
+
+
 @wrong_step("impl.pretrain_run:_Run.require_usable")
 def pretrain_resumes_nothing(usable: Any, run: Any, resume: bool) -> None:
     """A run begins where there is none to go on with."""

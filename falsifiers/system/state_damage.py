@@ -250,7 +250,7 @@ def refuses_pretraining_state(trial: Trial) -> Iterator[Comparison]:
             yield from same(f"end of a run of another {key}", end, _on_a_copy(folder, partial(_goes_on, trial, given))())
         again, moved = _on_a_copy(folder, partial(_goes_on, trial, given)), given.tokenizer  # which that run has read
         before = moved.read_bytes()
-        moved.write_bytes(before + b"\n")
+        moved.write_bytes(_of_one_size(before))
         yield trial.refuses("a run whose tokenizer was replaced", again, r"state\.json: tokenizer is ", "ValueError")
         moved.write_bytes(before)
         write_shards(given.train.folder, [np.fromfile(path, "<u2")[::-1] for path in sorted(given.train.folder.glob("part-*"))])
@@ -263,6 +263,11 @@ def refuses_pretraining_state(trial: Trial) -> Iterator[Comparison]:
         yield trial.refuses("a stream of one token", partial(trial.pretrainer.run, short), "at least two", "ValueError")
         yield from same("files of no run", {}, content(none))
         yield from _optimiser_refuses(trial, problem)
+
+
+def _of_one_size(text: bytes) -> bytes:
+    """Another file of as many bytes: one line less."""
+    return text.replace(b"\n", b" ", 1)
 
 
 def _longer_refused(trial: Trial, problem: Pretraining) -> Comparison:
@@ -347,7 +352,7 @@ def _other_runs(trial: Trial, problem: Pretraining) -> dict[str, Pretraining]:
     turned = write_shards(problem.output.with_name("turned"), [*shards[1:], shards[0]])
     others["data.shards"] = replace(problem, train=replace(train, folder=turned))
     tokenizer = problem.output.with_name(problem.tokenizer.name)
-    tokenizer.write_bytes(problem.tokenizer.read_bytes() + b"\n")
+    tokenizer.write_bytes(_of_one_size(problem.tokenizer.read_bytes()))
     return others | {"tokenizer": replace(problem, tokenizer=tokenizer)}
 
 
