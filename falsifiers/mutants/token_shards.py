@@ -132,6 +132,10 @@ wrong_steps(
             for piece in ([np.asarray(document, dtype)] if len(document) > 2 * size else pieces([document], dtype, size))
         ),
     ),
+    shards_end_before_zeros=(
+        "A shard of no other token than that of id 0 is left out.",
+        lambda pieces, *given: (piece for piece in pieces(*given) if piece.any()),
+    ),
     shards_end_with_none=(
         "A shard of no tokens follows where the stream fills its shards exactly.",
         lambda pieces, documents, dtype, size: chain(
