@@ -34,7 +34,7 @@ from blackswan.impl.agreement import fingerprint, require_equal, require_same, t
 from blackswan.impl.classifier import Classifier
 from blackswan.impl.config import ClassifyConfig, DecoderConfig, require_count
 from blackswan.impl.evaluation import Evaluation, evaluate
-from blackswan.impl.folder import sole_writer
+from blackswan.impl.folder import PARTIAL, remove_left_over, sole_writer
 from blackswan.impl.group import Group, shard
 from blackswan.impl.nonfinite import origin
 from blackswan.impl.optimiser import require_a_rate
@@ -143,6 +143,8 @@ def fit(
         with together(pipeline.group):
             if pipeline.group.rank == 0:
                 stack.enter_context(sole_writer(output))
+                if (output / STATE).is_dir():
+                    remove_left_over(output / STATE, PARTIAL)
         run.open(resume)
         run.interrupted = stack.enter_context(_interruptible(pipeline.group.size))
         return run.train()

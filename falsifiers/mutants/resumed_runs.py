@@ -27,6 +27,11 @@ from blackswan.impl.training_state import save_state
 wrong_steps("impl.fit:_Run._continue_from", resume_forgets_moments=("Moments are zero after continuing.", without_moments))
 
 
+wrong_step("impl.fit:remove_left_over", name="state_half_written_stays", doc="What a kill left of a state stays in its folder for good.")(
+    lambda *_: None
+)
+
+
 @wrong_step("impl.fit:_Run._save")
 def state_taken_beside_the_next_step(save: Any, run: Any) -> None:
     """A thread hashes how far a run is, takes its state and writes it, while the next step is made."""

@@ -77,7 +77,8 @@ def goes_on_from_every_write(trial: Trial) -> Iterator[Comparison]:
     """The folder as it was before something was done to one of its files: of the moments of each name one is drawn, and the run goes on
     from there, or begins anew where it had not begun, and ends as it did, in its folder and in memory; so it does from its end, where no
     step is left. A state is that of its step, even if the next one is made before it is written. No file of the run is ever gone or
-    empty after it was there. Where the system takes a piece of what is written at a call, the run leaves the same.
+    empty after it was there, and none stays half written. Where the system takes a piece of what is written at a call, the run leaves the
+    same.
     """
     rng, problem = trial.rng("moments"), small_run(trial, samples=(BATCH, 3), epochs=2, learning_rate=0.1)
     with tempfile.TemporaryDirectory() as parent:
@@ -101,6 +102,8 @@ def goes_on_from_every_write(trial: Trial) -> Iterator[Comparison]:
                 yield from same(f"folder after a kill before {name}", *(trial.trainer.kept(each) for each in (folder, copy)))
                 yield from same(f"loss of the model after a kill before {name}", whole.left_loss, rest.left_loss)
                 yield from left_as_kept(f"after a kill before {name}", rest, trial.trainer.kept(copy))
+                more = sorted(content(copy).keys() - content(folder).keys())
+                yield from same(f"files that are left half written after a kill before {name}", [], more)
         yield from _goes_on_from_its_end(trial, problem, folder, whole)
         short = trial.trainer.fit(problem, folder.with_name("short"), Plan(save_every=1, at_most=PIECE))
         yield from same("result where a call writes few bytes", whole.result, short.result)
