@@ -27,6 +27,13 @@ from blackswan.impl.training_state import save_state
 wrong_steps("impl.fit:_Run._continue_from", resume_forgets_moments=("Moments are zero after continuing.", without_moments))
 
 
+wrong_step("impl.fit:_Run.__init__", name="fit_validates_on_two_samples_or_more", doc="A single validation sample is as good as none.")(
+    lambda init, run, pipeline, train, validation, output: init(
+        run, pipeline, train, validation if validation is not None and len(validation) > 1 else None, output
+    )
+)
+
+
 wrong_step("impl.fit:remove_left_over", name="state_half_written_stays", doc="What a kill left of a state stays in its folder for good.")(
     lambda *_: None
 )

@@ -217,10 +217,15 @@ def rates_are_the_schedules(trial: Trial) -> list[Comparison]:
 
 def validation_loss_is_the_mean_over_samples(trial: Trial) -> Iterator[Comparison]:
     """The validation loss of an epoch is the reference's mean over all samples, whose number is no multiple of the batch, at the parameters
-    then; the training loss is the mean over samples of the steps' losses.
+    then, and that of a single sample its own; the training loss is the mean over samples of the steps' losses.
     """
     several = trial.seed % 2 == 1
-    problem = small_run(trial, multi_label=several, class_weights=None if several else (0.25, 1.5, 4.0))
+    settings: dict[str, Any] = {"multi_label": several, "class_weights": None if several else (0.25, 1.5, 4.0)}
+    yield from _losses_of_epochs(trial, small_run(trial, **settings))
+    yield from _losses_of_epochs(trial, small_run(trial, samples=(5, 1), **settings | {"epochs": 1}))
+
+
+def _losses_of_epochs(trial: Trial, problem: SmallRun) -> Iterator[Comparison]:
     assert problem.validation is not None
     run, _ = whole_run(trial, problem)
     for epoch in run.epochs:
