@@ -29,6 +29,19 @@ def _opens_last(open_saved: Any, options: Any) -> Any:
 wrong_steps("impl.commands.evaluate:open_saved", evaluate_opens_last=("A run's folder is its last adapter.", _opens_last))
 
 
+def _without_a_state(open_saved: Any, options: Any) -> Any:
+    begun = options.adapter is not None and (options.adapter / "run.json").is_file()
+    if begun and not (options.adapter / "state").is_dir():
+        raise ValueError(f"{options.adapter}: neither an adapter nor a merged model")
+    return open_saved(options)
+
+
+wrong_steps(
+    "impl.commands.predict:open_saved",
+    runs_without_a_state_refused=("A run's folder that was copied without its state is none.", _without_a_state),
+)
+
+
 def _on_its_own_base(open_saved: Any, options: Any) -> Any:
     of_a_run = options.adapter is not None and (options.adapter / "run.json").is_file()
     return open_saved(SimpleNamespace(**{**vars(options), "model": None}) if of_a_run else options)

@@ -109,13 +109,15 @@ def evaluations_are_counted_anew(trial: Trial) -> Iterator[Comparison]:
 
     The run is trained by the command, or by the library with class weights that are a word, and after each epoch worse on the samples that
     validate it: its best adapter is the first one. One corpus has every class, one lacks a class, one has a single text. Models have one
-    label a text, several, or many classes. A folder of the adapter and of its base is the adapter.
+    label a text, several, or many classes. A folder of the adapter and of its base is the adapter. One run was copied without its state.
     """
     for kind, settings in _kinds(trial).items():
         with _trained(trial, kind, settings) as (problem, run):
             merged = problem.folder / "merged"
             if problem.classes < TABLE:
                 trial.commands.run("merge", f"--adapter={run}", f"--output={merged}")
+            if kind == "one label":
+                shutil.rmtree(run / "state")
             for place, corpus in enumerate(_corpora(trial, problem)):
                 doors = {"run": (f"--adapter={run}", "best")}
                 if place == 0 and problem.classes < TABLE:  # what fails for the run's folder and not before is the choice of its adapter
