@@ -4,6 +4,7 @@ import heapq
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import islice
@@ -190,6 +191,14 @@ wrong_steps(
     ),
     predict_drops_byte_order_marks=("A text loses the mark that it begins with.", lambda texts: [text.lstrip("\ufeff") for text in texts]),
 )
+
+
+@wrong_step("impl.commands.predict:_numbered")
+def predict_closes_standard_input(numbered: Any, name: str, expected: str) -> Iterator[Any]:
+    """Standard input, which a program may go on to read, is closed as a file is."""
+    yield from numbered(name, expected)
+    if name == "-":
+        sys.stdin.buffer.close()
 
 
 @wrong_step("impl.commands.predict:_lines")

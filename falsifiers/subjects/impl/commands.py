@@ -77,8 +77,12 @@ class Commands(Door):
 
     def attempt(self, *arguments: object, stdin: bytes = b"", environment: Mapping[str, str] | None = None) -> Said:
         """A command with whatever end, in which the environment has those variables too."""
-        with mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin))), mock.patch.dict(os.environ, environment or {}):
-            return _run(self._given(arguments))
+        given = io.TextIOWrapper(io.BytesIO(stdin))
+        with mock.patch.object(sys, "stdin", given), mock.patch.dict(os.environ, environment or {}):
+            said = _run(self._given(arguments))
+        if given.closed:
+            raise RuntimeError(f"{arguments[0]} closed standard input, which is the process's own")
+        return said
 
     def evaluation_of(self, confusion: Array, several: bool) -> tuple[dict[str, Any], list[str]]:
         """The JSON object and the lines of the tables that `evaluate` prints of that confusion matrix."""
