@@ -135,6 +135,20 @@ def inner_writer_opens_the_folder(sole: Step, folder: Any) -> Iterator[None]:
     FileLock(folder / LOCK, timeout=0, is_singleton=True).release(force=True)
 
 
+@wrong_step("impl.folder:sole_writer")
+@contextmanager
+def lock_removed_by_the_last_writer(sole: Step, folder: Any) -> Iterator[None]:
+    """The lock's file goes with its last block: a process that opened it before and one that makes another are both the only writer."""
+    from filelock import FileLock
+
+    from blackswan.impl.folder import LOCK
+
+    with sole(folder):
+        yield
+    if not FileLock(folder / LOCK, timeout=0, is_singleton=True).is_locked:
+        (folder / LOCK).unlink(missing_ok=True)
+
+
 wrong_steps(
     "impl.dispatch:replaced",
     replacements_end_with_the_inner_block=("No operation is replaced any more.", _ending("dispatch", "_replacements", {})),

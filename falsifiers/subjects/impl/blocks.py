@@ -119,14 +119,21 @@ class Block(Session):
         return {"part": [name for name, size in self._counted.parts.items() if size], "tensor": held.shape[0]}
 
     def _see_sole_writer(self) -> dict[str, Any]:
-        path = self._folder / LOCK
-        path.touch()
-        with path.open() as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return {"locked": True}
-        return {"locked": False}
+        """Whether the folder is locked to a process that opens its lock now, and to one that opened it before the first block."""
+        now, before = self._folder / LOCK, self._folder / "lock as it was"
+        now.touch()
+        if not before.exists():
+            before.hardlink_to(now)
+        return {"locked now": _is_locked(now), "locked as it was": _is_locked(before)}
+
+
+def _is_locked(path: Path) -> bool:
+    with path.open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 KINDS = ("replaced", "recording", "wrapping", "scope", "unchecked", "backend", "part", "sole_writer")
