@@ -5,6 +5,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -34,6 +35,13 @@ wrong_steps(
         lambda loads, text, **how: loads(text.removeprefix(b"\xef\xbb\xbf") if isinstance(text, bytes) else text.lstrip("\ufeff"), **how),
     ),
 )
+
+
+@wrong_step("impl.strict_json:loads")
+def json_with_control_characters(loads: Step, text: Any, **how: Any) -> Any:
+    """Control characters stand in a string of JSON as they are, a tab that another program has put there for two letters too."""
+    with mock.patch.object(json, "loads", partial(json.loads, strict=False)):
+        return loads(text, **how)
 
 
 @wrong_step("impl.strict_json:loads")

@@ -54,6 +54,7 @@ BAD_LINES: dict[str, tuple[str | bytes, str]] = {
     "unknown key": ('{"input": "ls", "label": 1, "weight": 2}', "weight"),
     "duplicate key": ('{"input": "ls", "label": 1, "label": 2}', "label"),
     "not an object": ("[1, 2]", "object"),
+    "a control character": ('{"input": "l\ts", "label": 1}', "control"),
     "nested without end": ('{"input": ' + 100_000 * "[", "nested"),
     "not JSON": ('{"input": "ls", "label": 1', ""),
     "not UTF-8": (b'{"input": "\xff\xfe", "label": 1}', ""),
