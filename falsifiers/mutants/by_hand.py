@@ -25,6 +25,17 @@ def weights_of_classes_rounded(make: Step, pipeline: Any, *given: Any) -> Any:
 
 
 @wrong_step("impl.pipeline:ClassifyPipeline._trainer")
+def weights_of_classes_by_default(make: Step, pipeline: Any, *given: Any) -> Any:
+    """Class weights have torch's default dtype, which a library may have set for the process."""
+    import torch
+
+    trainer = make(pipeline, *given)
+    if trainer.class_weights is not None:
+        trainer.class_weights = trainer.class_weights.to(torch.get_default_dtype()).float()
+    return trainer
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline._trainer")
 def steps_by_hand_without_decay(make: Step, pipeline: Any, *given: Any) -> Any:
     """Nothing decays where there is no schedule."""
     trainer = make(pipeline, *given)

@@ -71,7 +71,7 @@ class Plan:
     is made by another thread than the main one. `copies` gets a folder `NUMBER EVENT` for each event of the process, as a kill would leave
     the run's. The model was fitted to the samples `before` already, in another folder. The system takes `at_most` so many bytes of what a
     call writes, and `slowly` what another thread than that of the steps writes. Before the model goes on, `a label` of the same samples or
-    `a weight` of its base is another one, as `edited` says.
+    `a weight` of its base is another one, as `edited` says. Where the run is in this process, `default` is torch's default dtype.
     """
 
     resume: bool = False
@@ -91,6 +91,7 @@ class Plan:
     at_most: int | None = None
     slowly: bool = False
     edited: str = ""
+    default: str = "float32"
 
 
 @dataclass(frozen=True)

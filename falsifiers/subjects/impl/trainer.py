@@ -32,7 +32,7 @@ from blackswan.falsifiers.subjects.impl.pipelines import Pipeline
 from blackswan.falsifiers.subjects.impl.slow_disk import slow, until_the_next_step
 from blackswan.falsifiers.subjects.impl.watching import ERRORS, Note, Stopped, Watch, on_host, read_notes, reading, state_of
 from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
-from blackswan.falsifiers.subjects.shared import random_states, torch_settings
+from blackswan.falsifiers.subjects.shared import default_dtype, random_states, torch_settings
 from blackswan.impl import group as groups
 from blackswan.impl import kernels
 from blackswan.impl.classifier import Adaptation, initial_trainable, trainable_shapes
@@ -77,7 +77,8 @@ class Trainer(Door):
     def fit(self, problem: Problem, folder: Path, plan: Plan) -> Run:
         """A run in that folder, or its continuation."""
         if not plan.processes:
-            return _joined([_fit(ALONE, self._device, problem, folder, plan, None)])
+            with default_dtype(plan.default):
+                return _joined([_fit(ALONE, self._device, problem, folder, plan, None)])
         with tempfile.TemporaryDirectory() as journals:
             outcomes = on_ranks(_fit, plan.processes, (problem, folder, plan, Path(journals)), self._device)
             return _joined([_survived(outcome, Path(journals) / str(rank)) for rank, outcome in enumerate(outcomes)])
