@@ -351,6 +351,14 @@ def adapter_alpha_of_four_digits(config: Any, *given: Any) -> Any:
     return found | {"lora_alpha": round(found["lora_alpha"], 4)}
 
 
+@wrong_step("impl.pipeline:open_adapter")
+def adapter_names_its_first_base(opened: Any, folder: Path, model: Path | None) -> Any:
+    """An adapter that was opened on its base by another name, to which it was moved, is saved with the name that it had before."""
+    from blackswan.impl.saved import ADAPTER_CONFIG, _named_base
+
+    return replace(opened(folder, model), source=_named_base(folder / ADAPTER_CONFIG) or model)
+
+
 @wrong_step("impl.folder:_settle")
 def adapter_folder_of_one_user(settle: Any, partial: Any) -> None:
     """The folder is its owner's alone, as temporary ones are."""

@@ -1,5 +1,6 @@
 """Adapters merged into the base weights: the sums, the logits of the merged model, and the base that a run merges into."""
 
+import json
 import re
 import shutil
 import tempfile
@@ -18,6 +19,7 @@ from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.numeric.precision import STORAGE, UNIT_ROUNDOFF
 from blackswan.falsifiers.system import config_files
 from blackswan.falsifiers.system.adapter_files import (
+    ADAPTER_CONFIG,
     CONFIG,
     HEAD,
     WEIGHTS,
@@ -133,12 +135,19 @@ def _settings(model: Model) -> dict[str, Any]:
 
 
 def _saved_again(trial: Trial, parent: Path) -> list[Comparison]:
-    """An adapter that is opened and saved again has the same files, checksums of its base and all, also where the base's lie beside it."""
+    """An adapter that is opened and saved again has the same files, checksums of its base and all, also where the base's lie beside it.
+
+    It names the base on which it was opened.
+    """
     stored, beside = content(parent / "adapter"), Path(shutil.copytree(parent / "adapter", parent / "beside"))
     for name in (CONFIG, "tokenizer.json"):
         shutil.copy(CHECKPOINT / name, beside)
     trial.classifiers.saved_again(beside, parent / "again")
-    return same("files of an adapter that is saved again", stored, content(parent / "again"))
+    found = same("files of an adapter that is saved again", stored, content(parent / "again"))
+    (moved := parent / "moved").symlink_to(CHECKPOINT)
+    trial.classifiers.saved_again(parent / "adapter", parent / "on moved", moved)
+    named = json.loads((parent / "on moved" / ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
+    return found + same("base of an adapter that was opened on another name of it", str(moved), named)
 
 
 def _refuses_another_base(trial: Trial, model: Model, parent: Path, rng: Generator) -> list[Comparison]:

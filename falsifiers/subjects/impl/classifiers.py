@@ -132,9 +132,9 @@ class Classifiers(Door):
             dict(base)
         dict(base)
 
-    def saved_again(self, adapter: Path, folder: Path) -> None:
-        """Opens what was saved on the base that it names, and saves it there."""
-        ClassifyPipeline.from_saved(adapter, device=self._device).save(folder)
+    def saved_again(self, adapter: Path, folder: Path, model: Path | None = None) -> None:
+        """Opens what was saved on the base that it names, or on that model, and saves it there."""
+        ClassifyPipeline.from_saved(adapter, model, device=self._device).save(folder)
 
     def _pipeline(
         self,
