@@ -18,6 +18,15 @@ wrong_step("impl.commands.train:parameter_count", name="parameters_without_the_o
     lambda _, model: sum(math.prod(shape) for shape in base_shapes(read_config(model)).values())
 )
 
+
+@wrong_step("impl.commands.train:require_place")
+def output_by_a_link_refused(require: Callable[..., Any], folder: Any) -> None:
+    """A link to a folder is no place for a run."""
+    if folder.is_symlink():
+        raise ValueError(f"--output: {folder} is a link")
+    require(folder)
+
+
 wrong_step("impl.settings:_shown", name="written_settings_rounded", doc="Numbers in config.yaml have six digits.")(
     lambda shown, value: f"{value:g}" if isinstance(value, float) else shown(value)
 )

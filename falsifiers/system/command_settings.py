@@ -46,7 +46,7 @@ def settings_reach_the_run(trial: Trial) -> list[Comparison]:
     where it has the default's value, in every spelling of YAML's.
 
     It stands in config.yaml, run.json and beside the adapter, also when that was opened and is saved again or merged; what is not given
-    has its default. A run from config.yaml is the same run.
+    has its default. A run from config.yaml, in an empty folder that a link leads to, is the same run.
     """
     found = _helped(trial)
     for name, away in _away(trial.rng("settings")).items():
@@ -125,6 +125,8 @@ def _reach(trial: Trial, name: str, problem: Small, away: Mapping[str, Any]) -> 
         shown = trial.commands.run("summary", f"--model={problem.base}", f"--lora-rank={rank}").out
         if (wanted := f"rank {rank}, alpha {2 * rank},") not in shown:
             yield broken("alpha of a large rank", "is another", wanted, shown[-600:])
+    (problem.folder / "empty").mkdir()
+    second.symlink_to("empty")  # as to a larger disk
     trial.commands.run(*where, f"--output={second}", f"--config={first / CONFIG}")
     yield from _stated(name, problem, expected, first)
     trial.commands.run("merge", f"--adapter={first / 'last'}", f"--output={problem.folder / 'merged'}")
