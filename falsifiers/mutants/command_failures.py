@@ -12,6 +12,7 @@ from unittest import mock
 
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 from blackswan.impl.__main__ import parser
+from blackswan.impl.checkpoint import read_config
 
 Step = Callable[..., Any]
 
@@ -225,6 +226,14 @@ wrong_step("impl.__main__:_parsed", name="words_passed_over", doc="Words that ar
 wrong_step(
     "impl.agreement:_RAISED_ELSEWHERE", name="shared_errors_are_general", doc="Workers raise the most general kind of another's error."
 )(lambda kinds: (OSError, ValueError, *kinds))
+
+
+@wrong_step("impl.commands.pretrain:_settings")
+def pretrain_rows_below_the_positions(settings: Any, options: Any) -> Any:
+    """Rows of as many tokens as the model has positions are refused."""
+    if options.seq == read_config(options.model).max_positions:
+        raise ValueError(f"--seq: {options.seq} tokens; expected fewer than the positions of the model")
+    return settings(options)
 
 
 @wrong_step("impl.pipeline:_require_fitting")

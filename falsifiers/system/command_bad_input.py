@@ -366,7 +366,13 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
                 ("--seed=0", "--seed"),
             )
         },
-        "pretrain without tokens": (("pretrain", f"--model={problem.base}", f"--tokens={folder / 'none'}", new), "none"),
+        **{
+            f"pretrain without tokens on rows of {seq}": (
+                ("pretrain", f"--model={problem.base}", f"--tokens={folder / 'none'}", new, f"--seq={seq}"),
+                "none" if seq == positions else f"at most {positions} positions",
+            )
+            for seq in (positions, positions + 1)
+        },
         **{
             f"pretrain {what}": (("pretrain", f"--model={model}", f"--tokens={folder / 'tokens'}", new, *given), message)
             for what, model, given, message in (
