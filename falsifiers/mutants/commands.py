@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -199,6 +200,11 @@ def predict_closes_standard_input(numbered: Any, name: str, expected: str) -> It
     yield from numbered(name, expected)
     if name == "-":
         sys.stdin.buffer.close()
+
+
+wrong_step("impl.commands.predict:tempfile", name="predict_leaves_its_texts", doc="A copy of the texts stays among the temporary files.")(
+    lambda usual: SimpleNamespace(gettempdir=usual.gettempdir, TemporaryFile=partial(usual.NamedTemporaryFile, delete=False))
+)
 
 
 @wrong_step("impl.commands.predict:_lines")

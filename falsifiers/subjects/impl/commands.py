@@ -78,8 +78,15 @@ class Commands(Door):
     def attempt(self, *arguments: object, stdin: bytes = b"", environment: Mapping[str, str] | None = None) -> Said:
         """A command with whatever end, in which the environment has those variables too."""
         given = io.TextIOWrapper(io.BytesIO(stdin))
-        with mock.patch.object(sys, "stdin", given), mock.patch.dict(os.environ, environment or {}):
+        with (
+            mock.patch.object(sys, "stdin", given),
+            mock.patch.dict(os.environ, environment or {}),
+            tempfile.TemporaryDirectory() as temporary,
+            mock.patch.object(tempfile, "tempdir", temporary),
+        ):
             said = _run(self._given(arguments))
+            if left := [path.name for path in Path(temporary).iterdir() if path.is_file()]:
+                raise RuntimeError(f"{arguments[0]} left {left[0]} among the temporary files")
         if given.closed:
             raise RuntimeError(f"{arguments[0]} closed standard input, which is the process's own")
         return said
