@@ -17,7 +17,6 @@ import numpy as np
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly, value_at_least, value_at_most, value_inside
 from blackswan.falsifiers.subjects.doors.training import Corpus, Kept, Plan, Run, Sample, Trainer
 from blackswan.falsifiers.subjects.protocol import Lacks
-from blackswan.falsifiers.system.fresh import DEFAULTS
 from blackswan.falsifiers.system.run_problem import SmallRun, part, small_run, with_samples
 from blackswan.falsifiers.system.same import content, same, same_samples
 from blackswan.falsifiers.system.trial import Trial, by_each_backend
@@ -49,7 +48,7 @@ def steps_follow_the_reference(trial: Trial) -> Iterator[Comparison]:
     """Loss, pre-clip norm and moments of each step are the reference's on the samples that it read, at the parameters before it; the
     parameters after it are AdamW's at those moments.
 
-    Torch's default dtype is another one than float32, as some libraries make it. In half of the cases nothing decays or is clipped, and a
+    Torch's default dtype has 16 bits, as some libraries make it. In half of the cases nothing decays or is clipped, and a
     step has more micro-batches than a trainer keeps side by side. After the run the pipeline is at its beginning again but for the
     weights; in half of the cases a second run shows it.
     """
@@ -62,7 +61,7 @@ def steps_follow_the_reference(trial: Trial) -> Iterator[Comparison]:
     # Of ten samples three classes have no equal shares, by which they would weigh alike.
     problem = small_run(trial, (10, 7), multi_label=several, class_weights=weights, backend=trial.backend or "torch", **limits, **parts)
     most = math.inf if plain else limits["gradient_clip_norm"]
-    run, _ = whole_run(trial, problem, default=DEFAULTS[trial.seed % len(DEFAULTS)])
+    run, _ = whole_run(trial, problem, default=("bfloat16", "float16")[plain])
     yield from _by_the_reference(trial, problem, run, most)
     yield from _as_at_the_beginning(trial, problem, run)
     yield from _as_a_fresh_one(trial, problem, run)
