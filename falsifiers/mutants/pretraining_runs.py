@@ -291,6 +291,14 @@ def pretrain_said_to_begin_first(pretrain: Step, *given: Any, on_start: Any = No
     return pretrain(*given, **others)
 
 
+@wrong_step("impl.__main__:_run")
+def pretrain_from_random_weights_without_special_tokens(run: Step, command: Step, options: Any, name: str) -> Any:
+    """The checkpoints of a run that begins with random weights name no special tokens."""
+    without = mock.patch("blackswan.impl.checkpoint.special_tokens", return_value={})
+    with without if getattr(options, "random", False) else nullcontext():
+        return run(command, options, name)
+
+
 wrong_step("impl.checkpoint:special_tokens", name="special_tokens_of_one_number", doc="A list of end tokens is left out.")(
     lambda special, model: {key: value for key, value in special(model).items() if isinstance(value, int)}
 )

@@ -386,6 +386,9 @@ def _pretrained(trial: Trial, problem: Small, train: Sequence[int], held_out: Se
         yield _shown(trial, "held-out loss of an epoch of pretrain", float(loss), float(line[2]) if line else math.nan, FINE)
         yield from same("tokenizer of a checkpoint of pretrain", (problem.base / TOKENIZER).read_bytes(), (folder / TOKENIZER).read_bytes())
         yield from _language_model("checkpoint of pretrain", problem, folder)
+    random = problem.folder / "from random weights"
+    trial.commands.run("pretrain", *given, f"--output={random}", "--epochs=1", "--random")
+    yield from _language_model("checkpoint of pretrain from random weights", problem, random / "checkpoints" / folders[0].name)
     step = re.search(r"^step 1/2: loss ([\d.]+), gradient norm ([-\d.e+]+), learning rate ([-\d.e+]+)$", said.err, re.MULTILINE)
     if step is None:
         yield broken("first step of pretrain", "no such line", "step 1/2: loss …, gradient norm …, learning rate …", said.err[-300:])
