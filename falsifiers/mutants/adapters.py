@@ -354,7 +354,8 @@ def adapter_alpha_of_four_digits(config: Any, *given: Any) -> Any:
 @wrong_step("impl.pipeline:open_adapter")
 def adapter_names_its_first_base(opened: Any, folder: Path, model: Path | None) -> Any:
     """An adapter that was opened on its base by another name, to which it was moved, is saved with the name that it had before."""
-    from blackswan.impl.saved import ADAPTER_CONFIG, _named_base
+    from blackswan.impl.adapter import ADAPTER_CONFIG
+    from blackswan.impl.saved import _named_base
 
     return replace(opened(folder, model), source=_named_base(folder / ADAPTER_CONFIG) or model)
 
