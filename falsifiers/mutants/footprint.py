@@ -33,6 +33,26 @@ def load_reads_all_shards(load: Step, folder: Any) -> Any:
     return replace(found, tensors=dict(found.tensors))
 
 
+@wrong_step("impl.pipeline:load_checkpoint")
+def pipeline_reads_all_before_the_first(load: Step, folder: Any) -> Any:
+    """A pipeline reads all of its checkpoint before the first tensor is quantised."""
+    found = load(folder)
+    return replace(found, tensors=dict(found.tensors))
+
+
+@wrong_step("impl.saved:load_checkpoint")
+def opened_adapter_reads_all_of_its_base(load: Step, folder: Any) -> Any:
+    """The base of an adapter is read as a whole when the adapter is opened."""
+    found = load(folder)
+    return replace(found, tensors=dict(found.tensors))
+
+
+@wrong_step("impl.checkpoint:save_file")
+def checkpoint_saved_from_a_copy(save: Step, tensors: Any, *given: Any, **named: Any) -> None:
+    """A checkpoint that is saved is in memory twice."""
+    save({name: tensor.clone() for name, tensor in tensors.items()}, *given, **named)
+
+
 @wrong_step("impl.merge:merge_adapter")
 def merge_reads_all_before_the_first_sum(merge: Step, checkpoint: Any, *given: Any, **named: Any) -> Any:
     """The whole base is read before the first update is added to it."""

@@ -301,7 +301,8 @@ def _of_many_layers(trial: Trial, work: Workload) -> Iterator[Comparison]:
 def quantised_one_at_a_time(trial: Trial) -> Iterator[Comparison]:
     """Loading sharded weights with NF4 allocates on the host only a few of the largest tensors beyond what stays; every absmax is right.
 
-    So does writing them as an .apr file, and merging an update into them, beyond the merged weights.
+    So does a pipeline that is opened on them, or on its adapter, and writing them as an .apr file; and so do merging an update into them
+    and saving them as another folder, beyond the weights that are written.
     """
     rng = trial.rng("shards")
     hidden, intermediate = 64 * int(rng.integers(1, 3)), 64 * int(rng.integers(2, 4))
@@ -310,16 +311,20 @@ def quantised_one_at_a_time(trial: Trial) -> Iterator[Comparison]:
     with tempfile.TemporaryDirectory() as folder:
         _write_shards(Path(folder), tensors, work, shards=int(rng.integers(2, 4)))
         loaded = trial.memory.load_nf4(Path(folder))
-        (Path(folder) / "tokenizer.json").write_text("{}")  # which is copied with them
-        written = trial.memory.written(Path(folder))
+        words = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
+        (Path(folder) / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": words}))
+        written, opened = trial.memory.written(Path(folder)), trial.memory.opened(Path(folder))
     projections = {name.removesuffix(".weight"): value for name, value in tensors.items() if name.endswith("_proj.weight")}
     absmax = {name: np.abs(value.reshape(-1, BLOCK)).max(axis=1) for name, value in projections.items()}
     yield from same("absmax", absmax, loaded.absmax)
     # One weight, and what quantising it takes: scaled copies in float32 and its codes in int64 before they are packed.
     largest = max(weight.nbytes for weight in projections.values())
     yield value_at_most("beyond what stays, in largest projections", max(0, loaded.peak - loaded.resident) / largest, 6)
-    merged = written["merged"] - sum(value.nbytes for value in tensors.values())
-    yield value_at_most("beyond what is merged, in largest projections", max(0, merged) / largest, 6)
+    for name, beyond in opened.items():
+        yield value_at_most(f"beyond what stays of a {name} pipeline, in largest projections", beyond / largest, 6)
+    for name in ("merged", "saved"):
+        beyond = written[name] - sum(value.nbytes for value in tensors.values())
+        yield value_at_most(f"beyond what is {name}, in largest projections", max(0, beyond) / largest, 6)
     yield value_at_most("where a file is written, in largest projections", written["exported"] / largest, 6)
 
 

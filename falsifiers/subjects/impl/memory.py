@@ -27,6 +27,7 @@ from blackswan.impl.commands import common
 from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.fused import memory as fused_memory
 from blackswan.impl.fused.packing import pack
+from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.impl.tensors import LazyTensors, Shapes
 from blackswan.impl.trainer import Batch, Trainer
 
@@ -198,23 +199,42 @@ class Memory(Door):
         return Quantised(taken["peak"], resident, {name.removesuffix(".quantized.absmax"): value for name, value in absmax.items()})
 
     def written(self, folder: Path) -> dict[str, int]:
-        """The host's allocator at the peak where a checkpoint is written as an .apr file, and where it is merged with an update.
+        """The host's allocator at the peak where a checkpoint is written as an .apr file, as another folder, and merged with an update.
 
         The disk is slow. Where other threads allocate, which the allocator's record does not see, it is what is held at a write.
         """
         peaks, sizes = dict[str, int](), _sizes(folder)
-        for name in ("exported", "merged"):
+        for name in ("exported", "saved", "merged"):
             held = list[int]()
             with allocated(torch.device("cpu"), sizes) as taken, slow(held_by_then(sizes, held)):
                 stored, output = checkpoint.load_checkpoint(folder), folder / f"{name}.apr"
                 if name == "exported":
                     apr_write.export_apr(stored, folder, output, "float16")
+                elif name == "saved":
+                    checkpoint.save_checkpoint(output, stored.config, stored.tensors)
                 else:
                     adaptation = classifier.Adaptation(2, 1, 2.0, "all")
                     update = adapter.Adapter(adaptation, classifier.initial_trainable(stored.config, adaptation, 0))
                     merge.save_merged(output, stored, update, source=folder)
             peaks[name] = max(taken["peak"], *held)
         return peaks
+
+    def opened(self, folder: Path) -> dict[str, int]:
+        """The host's allocator at the peak beyond what stays there, where a pipeline in NF4 is opened on a checkpoint with its tokenizer,
+        and where its adapter, which it saves in that folder, is opened."""
+        adapters, beyond = folder / "adapter", dict[str, int]()
+        config = ClassifyConfig(num_classes=2, lora_rank=1, lora_alpha=2.0, max_seq_len=8, quantize_nf4=True)
+        opens = {
+            "fresh": lambda: ClassifyPipeline.from_pretrained(folder, config, device=self._device),
+            "saved": lambda: ClassifyPipeline.from_saved(adapters, device=self._device),
+        }
+        for name, open_it in opens.items():
+            with allocated(torch.device("cpu"), _sizes(folder)) as taken:
+                made = open_it()
+            held = (*made.classifier.parameters(), *made.classifier.buffers())
+            beyond[name] = taken["peak"] - sum(value.nbytes for value in held if value.device.type == "cpu")
+            made.save(adapters)
+        return beyond
 
     def held(self, work: Workload) -> int:
         """Bytes of the allocator that a classifier keeps after a forward pass over one token, whatever holds them."""
