@@ -122,7 +122,7 @@ def load_adapter(folder: Path, config: DecoderConfig) -> Adapter:
     if head is None or head.ndim != 2:
         raise ValueError(f"{folder / ADAPTER_WEIGHTS}: no matrix {PREFIX + HEAD_WEIGHT!r}; the head was not saved with the adapter")
     if HEAD_BIAS not in tensors and own is None:
-        tensors[HEAD_BIAS] = torch.zeros(len(head), dtype=head.dtype)
+        tensors[HEAD_BIAS] = torch.zeros(len(head), dtype=head.dtype, device="cpu")
     adaptation = Adaptation(
         classes=len(head) if own is None else own["classes"],
         rank=settings.rank(),
@@ -170,7 +170,7 @@ def prepare_sequence_classifier(model: nn.Module, folder: Path) -> None:
     if not isinstance(old, nn.Linear) or old.in_features != weight.shape[-1]:
         raise ValueError(f"{type(model).__name__} has no linear layer 'score' of {weight.shape[-1]} inputs; expected a sequence classifier")
     head = nn.Linear(weight.shape[1], weight.shape[0], device=old.weight.device, dtype=old.weight.dtype)
-    head.load_state_dict({"weight": weight, "bias": tensors.get(HEAD_BIAS, torch.zeros(len(weight)))})
+    head.load_state_dict({"weight": weight, "bias": tensors.get(HEAD_BIAS, torch.zeros(len(weight), device="cpu"))})
     model.score = head
     model.num_labels = model.config.num_labels = len(weight)  # type: ignore[union-attr, assignment]  # transformers' config
 

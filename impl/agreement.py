@@ -52,7 +52,7 @@ def together(group: Group) -> Iterator[None]:
         if error is not None:
             raise error
         return
-    failed = group.gather(torch.tensor(error is not None))
+    failed = group.gather(torch.tensor(error is not None, device="cpu"))
     if failed.any():
         _raise_first(group.gather_text("" if error is None else _told(error)), group.rank, error)
 

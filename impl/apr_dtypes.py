@@ -58,7 +58,7 @@ def decoded(dtype: DType, content: Tensor, shape: Shape) -> Tensor:
         return (content[dtype.prefix :].view(torch.int8).float() * _float32(content[: dtype.prefix])).view(shape)
     assert dtype.decode is not None
     blocks = content.view(len(content) // dtype.size, dtype.size)
-    elements = torch.empty(len(blocks), dtype.block, dtype=torch.float32)
+    elements = torch.empty(len(blocks), dtype.block, dtype=torch.float32, device="cpu")
     for start in range(0, len(blocks), CHUNK):
         elements[start : start + CHUNK] = dtype.decode(blocks[start : start + CHUNK])
     if len(content) == dtype.flat_bytes(shape):
@@ -88,7 +88,7 @@ def fits(dtype: DType, tensor: Tensor) -> bool:
 
 def _steps(values: Tensor, scale: Tensor, least: int, most: int) -> Tensor:
     """The multiples of the scale that are nearest; 0 where the scale is 0."""
-    return torch.where(scale > 0, values / scale, torch.zeros(())).round().clamp(least, most)
+    return torch.where(scale > 0, values / scale, torch.zeros((), device="cpu")).round().clamp(least, most)
 
 
 def _rows(shape: Shape) -> int:
@@ -137,7 +137,7 @@ def _q4_k_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
 def _q6_k(blocks: Tensor) -> Tensor:
     """128 bytes of low halves, 64 of pairs of high bits, 16 scales in int8, float16 d; x = d · scale · (q − 32)."""
     low = _nibbles(blocks[:, :128].reshape(-1, 2, 2, 32)).permute(1, 2, 0, 3, 4).reshape(-1, 2, 4, 32)
-    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(4, 1)
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device="cpu").view(4, 1)
     high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts) & 3
     codes = (low | high << 4).float() - 32
     steps = _half(blocks[:, 208:]) * blocks[:, 192:208].contiguous().view(torch.int8).float()

@@ -49,14 +49,14 @@ def evaluate(trainer: Trainer, samples: Samples, tokens: Tokens, device: torch.d
         raise ValueError("no samples: there is nothing to evaluate")
     classes, group = samples.num_classes, trainer.group
     own = shard(range(len(samples)), group.rank, group.size)
-    sums = torch.zeros(2, dtype=torch.float64)
-    confusion = torch.zeros(classes, 4 if samples.multi_label else classes, dtype=torch.int64)
+    sums = torch.zeros(2, dtype=torch.float64, device="cpu")
+    confusion = torch.zeros(classes, 4 if samples.multi_label else classes, dtype=torch.int64, device="cpu")
     with together(group):
         for start in range(0, len(own), trainer.micro_batch):
             batch = samples.batch(own[start : start + trainer.micro_batch], tokens, device)
             result = trainer.forward_only(batch, probabilities=True)
             assert result.predicted is not None
-            sums += torch.tensor([result.loss * result.total, result.correct], dtype=torch.float64)
+            sums += torch.tensor([result.loss * result.total, result.correct], dtype=torch.float64, device="cpu")
             _count(confusion, batch.labels.cpu(), result.predicted.cpu(), samples.multi_label)
     loss_sum, correct = group.sum(sums).tolist()
     confusion = group.sum(confusion)

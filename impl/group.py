@@ -98,8 +98,8 @@ class DistributedGroup:
 
     def gather_text(self, text: str) -> list[str]:
         """As in Group."""
-        own = torch.tensor(list(text.encode(errors="backslashreplace")), dtype=torch.uint8)
-        lengths = self.gather(torch.tensor(len(own))).tolist()
+        own = torch.tensor(list(text.encode(errors="backslashreplace")), dtype=torch.uint8, device="cpu")
+        lengths = self.gather(torch.tensor(len(own), device="cpu")).tolist()
         padded = torch.cat([own, own.new_zeros(max(lengths) - len(own))])
         return [bytes(row[:length].tolist()).decode() for row, length in zip(self.gather(padded), lengths, strict=True)]
 

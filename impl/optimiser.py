@@ -79,7 +79,7 @@ class AdamW:
         """Copies of the parameters and both moments by name, `trainable/…`, `exp_avg/…`, `exp_avg_sq/…`, and `step` [] (int64)."""
         vectors = zip(GROUPS, (self.flat(), self.exp_avg.clone(), self.exp_avg_sq.clone()), strict=True)
         parts = {f"{group}/{name}": part.clone() for group, vector in vectors for name, part in self.split(vector).items()}
-        return parts | {"step": torch.tensor(self.steps)}
+        return parts | {"step": torch.tensor(self.steps, device="cpu")}
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:

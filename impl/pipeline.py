@@ -373,7 +373,7 @@ class ClassifyPipeline:
             input_ids, mask = self.tokens.batch(texts[start : start + size])
             logits.append(self.classifier(input_ids.to(self.device), mask.to(self.device)).cpu())
             require_finite("logits", logits[-1])
-        return torch.cat(logits) if logits else torch.empty(0, self.config.num_classes, dtype=torch.float32)
+        return torch.cat(logits) if logits else torch.empty(0, self.config.num_classes, dtype=torch.float32, device="cpu")
 
 
 def _require_fitting(architecture: DecoderConfig, config: ClassifyConfig, tokens: Tokens) -> None:

@@ -203,7 +203,7 @@ def _rehearse(config: DecoderConfig, make: Callable[..., Decoder]) -> None:
     decoder = make(shape, Constant(parameter_shapes(shape), torch.float32, torch.device("cpu")))
     step = StepFn(decoder, total_steps=len(SHAPES), micro_batch=max(size for size, _ in SHAPES), learning_rate=1e-4)
     for rows in SHAPES:
-        ids = torch.zeros(rows, dtype=torch.int64)
+        ids = torch.zeros(rows, dtype=torch.int64, device="cpu")
         step.train(TokenBatch(ids, torch.ones_like(ids, dtype=torch.bool)))
 
 

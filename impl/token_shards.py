@@ -136,8 +136,8 @@ class TokenBatches:
             yield self._rows(order[first : first + self.batch])
 
     def _rows(self, rows: Indices) -> TokenBatch:
-        input_ids = torch.zeros(len(rows), self.seq, dtype=torch.int64)
-        mask = torch.zeros(len(rows), self.seq, dtype=torch.bool)
+        input_ids = torch.zeros(len(rows), self.seq, dtype=torch.int64, device="cpu")
+        mask = torch.zeros(len(rows), self.seq, dtype=torch.bool, device="cpu")
         for index, row in enumerate(rows):
             start = int(row) * (self.seq - 1)
             ids = self.shards.read(start, min(start + self.seq, len(self.shards)))

@@ -58,11 +58,11 @@ class Tokens(ABC):
         if not rows:
             raise ValueError("the batch is empty")
         longest = max(len(row) for row in rows)
-        input_ids = torch.full((len(rows), longest), self.fill, dtype=torch.int64)
-        mask = torch.zeros(len(rows), longest, dtype=torch.bool)
+        input_ids = torch.full((len(rows), longest), self.fill, dtype=torch.int64, device="cpu")
+        mask = torch.zeros(len(rows), longest, dtype=torch.bool, device="cpu")
         for index, row in enumerate(rows):
             span = slice(0, len(row)) if self.padding_side == "right" else slice(longest - len(row), longest)
-            input_ids[index, span] = torch.tensor(row)
+            input_ids[index, span] = torch.tensor(row, device="cpu")
             mask[index, span] = True
         return input_ids, mask
 

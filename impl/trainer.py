@@ -17,7 +17,7 @@ from blackswan.impl.optimiser import AdamW
 HELD = 4
 """Gradients of micro-batches that are kept side by side. Where one more comes they are averaged to one, so that memory does not grow with
 the number of micro-batches."""
-_NO_GRADIENT = torch.empty(0)
+_NO_GRADIENT = torch.empty(0, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class Trainer:
 
     def state(self) -> dict[str, Tensor]:
         """Everything that the next steps depend on: parameters, moments, step, and the rate of every step [total_steps], float64."""
-        return self.optimiser.state() | {"learning_rates": torch.tensor(self.learning_rates, dtype=torch.float64)}
+        return self.optimiser.state() | {"learning_rates": torch.tensor(self.learning_rates, dtype=torch.float64, device="cpu")}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Continues from what `state` gave. Raises a ValueError for the state of another run; nothing has changed then."""

@@ -97,6 +97,19 @@ def apr_q8_unsigned(decoded: Step, dtype: Any, content: Any, shape: tuple[int, .
 
 
 @wrong_step("impl.apr_checkpoint:decoded")
+def apr_quantised_on_the_default_device(decoded: Step, dtype: Any, *given: Any) -> Any:
+    """Dequantised weights are on torch's default device, which a notebook may make a GPU for the whole process."""
+    found = decoded(dtype, *given)
+    return found if dtype.plain is not None else found.to(torch.get_default_device())
+
+
+@wrong_step("impl.apr_write:encoded")
+def apr_written_on_the_default_device(encoded: Step, dtype: Any, tensor: Any) -> Any:
+    """Weights are quantised on torch's default device, which a notebook may make a GPU for the whole process."""
+    return encoded(dtype, tensor.to(torch.get_default_device()) if dtype.plain is None else tensor)
+
+
+@wrong_step("impl.apr_checkpoint:decoded")
 def apr_quantised_in_the_default_dtype(decoded: Step, dtype: Any, *given: Any) -> Any:
     """Dequantised weights are rounded to torch's default dtype, which some libraries make bfloat16 for the whole process."""
     import torch

@@ -194,6 +194,30 @@ def lora_initial_in_the_default_dtype(initial: Any, path: str, shape: Any, gener
     return factor.to(torch.get_default_dtype()).to(factor.dtype)
 
 
+@wrong_step("impl.classifier:initial_factor")
+def lora_initial_on_the_default_device(initial: Any, *given: Any) -> Any:
+    """Start values are on torch's default device, which a notebook may make a GPU for the whole process."""
+    import torch
+
+    return initial(*given).to(torch.get_default_device())
+
+
+@wrong_step("impl.pipeline:random_tensors")
+def random_base_on_the_default_device(random: Any, *given: Any) -> Any:
+    """Random base weights are on torch's default device, which a notebook may make a GPU for the whole process."""
+    import torch
+
+    return {name: tensor.to(torch.get_default_device()) for name, tensor in random(*given).items()}
+
+
+@wrong_step("impl.tokens:Tokens.pad")
+def tokens_on_the_default_device(pad: Any, *given: Any) -> Any:
+    """The ids of texts are on torch's default device, which a notebook may make a GPU for the whole process."""
+    import torch
+
+    return tuple(tensor.to(torch.get_default_device()) for tensor in pad(*given))
+
+
 @wrong_step("impl.operations.nf4:_nf4_midpoints")
 def nf4_codebook_in_the_default_dtype(_: Any, device: Any) -> Any:
     """NF4's levels are made in torch's default dtype, which some libraries make bfloat16 for the whole process."""

@@ -346,6 +346,12 @@ def spans_on_the_default_device(read: Step, *given: Any) -> Any:
     return read(*given).to(torch.get_default_device())
 
 
+@wrong_step("impl.adapter:read_tensors")
+def adapters_on_the_default_device(read: Step, *given: Any) -> Any:
+    """The tensors of an adapter are on torch's default device, where the CPU's numbers are asked for."""
+    return {name: tensor.to(torch.get_default_device()) for name, tensor in read(*given).items()}
+
+
 @wrong_step("impl.adapter:prepare_sequence_classifier")
 def prepared_as_frozen_as_it_was(prepare: Step, model: Any, folder: Path) -> None:
     """The head of a sequence classifier that was frozen is frozen too, and training leaves it as it is."""

@@ -94,7 +94,7 @@ def _reads_alike(trial: Trial, folder: Path, model: Model, file: Image) -> list[
     adapter = model.write_peft(folder / "adapter")
     wanted, got = (trial.files.adapter_logits(adapter, each, model.input_ids, model.mask) for each in (base, path))
     trial.pretrainer.initial(base, path)
-    read = trial.files.read_checkpoint(path, default=DEFAULTS[trial.seed % len(DEFAULTS)])
+    read = trial.files.read_checkpoint(path, default=DEFAULTS[trial.seed % len(DEFAULTS)], place="meta")
     return [*same_bits(model.decoder, read), compare_exactly("logits", _bits(wanted), _bits(got))]
 
 

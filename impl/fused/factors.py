@@ -29,8 +29,8 @@ class Factors:
         for name in order:
             self._offsets[name] = offset
             offset += torch.Size(self._shapes[name]).numel()
-        pieces = [torch.arange(starts[name], starts[name] + torch.Size(self._shapes[name]).numel()) for name in order]
-        self._order = torch.cat(pieces).to(device)
+        pieces = [torch.arange(starts[name], starts[name] + torch.Size(self._shapes[name]).numel(), device=device) for name in order]
+        self._order = torch.cat(pieces)
         self.values = torch.zeros(total, dtype=dtype, device=device)
         self.gradients = torch.zeros(total, dtype=dtype, device=device)
 

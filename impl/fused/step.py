@@ -97,7 +97,7 @@ class FusedTrainer(Trainer):
         self._bind()
         rate, step = self.learning_rate, self.optimiser.steps + 1
         hyper = [rate, 1 - BETAS[0] ** step, 1 - BETAS[1] ** step, rate * self.optimiser.weight_decay, self.max_norm]
-        self._hyper.copy_(torch.tensor(hyper, dtype=torch.float32))
+        self._hyper.copy_(torch.tensor(hyper, dtype=torch.float32, device="cpu"))
         numbers, logits = self._replayed("step", packed, self._whole_step)
         status = Status(*numbers.tolist())
         if not status.finite:

@@ -80,7 +80,7 @@ def learning_rate_schedule(total_steps: int, peak: float, warmup_fraction: float
     if not 0 <= warmup_fraction <= 1:
         raise ValueError(f"warmup_fraction is {warmup_fraction}: expected 0 to 1")
     warmup = math.ceil(warmup_fraction * total_steps)
-    return torch.tensor([_rate(step, total_steps, peak, warmup, kind) for step in range(total_steps)], dtype=torch.float64)
+    return torch.tensor([_rate(step, total_steps, peak, warmup, kind) for step in range(total_steps)], dtype=torch.float64, device="cpu")
 
 
 def _rate(step: int, total: int, peak: float, warmup: int, kind: str) -> float:

@@ -117,14 +117,15 @@ class Quantised:
 @dataclass(frozen=True)
 class FreshClassifier:
     """Trainable tensors by name, the logits of some texts, those of the same decoder and head without an update, and those of what was
-    saved or merged and opened again; and whose random numbers, of those that a process shares, are others after all that. In NF4 `plain`
-    has the update too, for no weights without it are there any more."""
+    saved or merged and opened again; whose random numbers, of those that a process shares, are others after all that; and the losses of a
+    step on the texts and of an evaluation after it. In NF4 `plain` has the update too, for no weights without it are there any more."""
 
     trainable: dict[str, Array]
     logits: Array
     plain: Array
     opened: Array
     drawn: tuple[str, ...] = ()
+    losses: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -47,17 +47,17 @@ class Classifiers(Door):
         """A pipeline's classifier on a checkpoint, or on random weights of an architecture, with a run's settings; saved, or merged.
 
         `default` is torch's default dtype meanwhile. Where it is not float32, constants that `impl` has kept are computed anew under it,
-        and until there is a pipeline torch's default device is another one, on which nothing has content.
+        and torch's default device is none that has numbers.
         """
         config = ClassifyConfig.from_mapping(hyperparameters)
         torch.rand(())  # so that a generator that is seeded as before has changed, too
         before = random_states()
-        with default_dtype(default), nullcontext() if default == "float32" else _nothing_kept():
-            with nullcontext() if default == "float32" else torch.device("meta"):
-                if isinstance(model, Path):
-                    pipeline = ClassifyPipeline.from_pretrained(model, config, device=self._device)
-                else:
-                    pipeline = ClassifyPipeline.from_random(config_of(model), config, device=self._device)
+        usual = default == "float32"
+        with default_dtype(default), torch.device("cpu" if usual else "meta"), nullcontext() if usual else _nothing_kept():
+            if isinstance(model, Path):
+                pipeline = ClassifyPipeline.from_pretrained(model, config, device=self._device)
+            else:
+                pipeline = ClassifyPipeline.from_random(config_of(model), config, device=self._device)
             found = self._started(pipeline, texts, merge=merge)
         return replace(found, drawn=tuple(owner for owner, state in random_states().items() if state != before[owner]))
 
@@ -74,12 +74,15 @@ class Classifiers(Door):
         tokens = [tensor.to(self._device) for tensor in pipeline.tokens.batch(texts)]
         with torch.no_grad():
             logits, plain = (made(*tokens).cpu().numpy() for made in (pipeline.classifier, self._without_update(pipeline.classifier)))
-        trainable = {name: value.detach().cpu().numpy() for name, value in pipeline.classifier.trainable_parameters().items()}
+        trainable = {name: value.detach().cpu().numpy().copy() for name, value in pipeline.classifier.trainable_parameters().items()}
         with tempfile.TemporaryDirectory() as folder:
             (pipeline.merge if merge else pipeline.save)(Path(folder) / "saved")
             opened = ClassifyPipeline.from_saved(Path(folder) / "saved", device=self._device)
         with torch.no_grad():
-            return FreshClassifier(trainable, logits, plain, opened.classifier(*tokens).cpu().numpy())
+            again = opened.classifier(*tokens).cpu().numpy()
+        samples = [Sample(text, 0) for text in texts]
+        losses = pipeline.train_batch(samples).loss, pipeline.evaluate(samples).loss
+        return FreshClassifier(trainable, logits, plain, again, losses=losses)
 
     def answers(
         self, model: Path, hyperparameters: Mapping[str, Any], trainable: Mapping[str, Array], texts: Sequence[str], labels: Sequence[Label]

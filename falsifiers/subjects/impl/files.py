@@ -95,8 +95,9 @@ class Files(Door):
             return ""
 
     def load_adapter(self, folder: Path, base: Path) -> LoadedAdapter:
-        """An adapter as it arrives."""
-        found = adapter.load_adapter(folder, checkpoint.read_config(base))
+        """An adapter as it arrives where torch's default device is none that has numbers."""
+        with torch.device("meta"):
+            found = adapter.load_adapter(folder, checkpoint.read_config(base))
         settings = {name: getattr(found.adaptation, name) for name in AdapterSettings.__dataclass_fields__}
         settings["targets"] = settings["targets"].replace(",", "+")
         return LoadedAdapter(AdapterSettings(**settings), _arrays(found.trainable))
@@ -183,8 +184,9 @@ class Files(Door):
 
     def export(self, model: Path, output: Path, dtype: str | None = None, renames: int | None = None, at_most: int | None = None) -> None:
         """A checkpoint as an .apr file; on a disk that fails to rename after so many times, from a system that takes so many bytes of a
-        file at most at a call, as Linux takes 2 GiB."""
-        with nullcontext() if renames is None else _renaming(renames), nullcontext() if at_most is None else writing(at_most):
+        file at most at a call, as Linux takes 2 GiB. Torch's default device is none that has numbers."""
+        writes = nullcontext() if at_most is None else writing(at_most)
+        with nullcontext() if renames is None else _renaming(renames), writes, torch.device("meta"):
             apr_write.export_apr(checkpoint.load_checkpoint(model), model, output, dtype)
 
     def load_tokenizer(self, folder: Path) -> int:
