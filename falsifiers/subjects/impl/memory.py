@@ -4,7 +4,7 @@ import gc
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -224,7 +224,7 @@ class Memory(Door):
         and where its adapter, which it saves in that folder, is opened."""
         adapters, beyond = folder / "adapter", dict[str, int]()
         config = ClassifyConfig(num_classes=2, lora_rank=1, lora_alpha=2.0, max_seq_len=8, quantize_nf4=True)
-        opens = {
+        opens: dict[str, Callable[[], ClassifyPipeline]] = {
             "fresh": lambda: ClassifyPipeline.from_pretrained(folder, config, device=self._device),
             "saved": lambda: ClassifyPipeline.from_saved(adapters, device=self._device),
         }
