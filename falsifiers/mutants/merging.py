@@ -171,3 +171,11 @@ def merged_checkpoint_quantised_again(load: Step, folder: Path) -> Any:
     """A merged checkpoint is quantised once more when it is loaded."""
     checkpoint, head = load(folder)
     return checkpoint, replace(head, adaptation=replace(head.adaptation, nf4=True))
+
+
+@wrong_step("impl.pipeline:load_checkpoint")
+def merged_refused_as_a_base(load: Step, folder: Path) -> Any:
+    """No new adapter is trained on a merged model, which is a checkpoint like any other."""
+    if (folder / "head.safetensors").is_file():
+        raise ValueError(f"{folder} is a merged model; open it with from_merged")
+    return load(folder)

@@ -118,6 +118,9 @@ def merged_by_the_run(trial: Trial) -> Iterator[Comparison]:
         trial.classifiers.merged(CHECKPOINT, _settings(model), model.trainable, Path(parent))
         yield from _sums(model, Path(parent) / "merged", CHECKPOINT)
         yield from _sums(model, Path(parent) / "opened", CHECKPOINT)
+        (second := Path(parent) / "second").mkdir()  # a merged model is a checkpoint, on which another adapter may be trained
+        trial.classifiers.merged(first := Path(parent) / "merged", _settings(model), model.trainable, second)
+        yield from _sums(replace(model, decoder=load_file(first / WEIGHTS)), second / "merged", first)
         yield from _saved_again(trial, Path(parent))
         yield from _refuses_another_base(trial, model, Path(parent), rng)
 
