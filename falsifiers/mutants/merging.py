@@ -179,3 +179,9 @@ def merged_refused_as_a_base(load: Step, folder: Path) -> Any:
     if (folder / "head.safetensors").is_file():
         raise ValueError(f"{folder} is a merged model; open it with from_merged")
     return load(folder)
+
+
+@wrong_step("impl.checkpoint:load_checkpoint")
+def export_of_what_a_link_leads_to(load: Step, folder: Path) -> Any:
+    """The link of a model is followed before it is exported, to a file of another name, which is no .apr file."""
+    return load(folder.resolve())

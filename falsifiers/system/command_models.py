@@ -129,6 +129,7 @@ def _merged_after_training(trial: Trial, problem: Small, texts: Sequence[str]) -
     with chdir(problem.folder):
         trial.commands.run("train", *where, *options({**problem.settings, "validation_fraction": 0.0}))
     trial.commands.run("merge", f"--adapter={run}", f"--output={merged}")
+    trial.commands.run("export", f"--model={apr}", f"--output={problem.folder / 'of a link'}")
     found = list(merged_tensors(problem, run / "last", merged))
     count, written = sum(value.size for value in problem.model.decoder.values()), (run / "config.yaml").read_text().splitlines()
     found += same(
