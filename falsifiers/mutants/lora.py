@@ -194,14 +194,6 @@ def lora_initial_in_the_default_dtype(initial: Any, path: str, shape: Any, gener
     return factor.to(torch.get_default_dtype()).to(factor.dtype)
 
 
-@wrong_step("impl.classifier:initial_factor")
-def lora_initial_on_the_default_device(initial: Any, *given: Any) -> Any:
-    """Start values are on torch's default device, which a notebook may make a GPU for the whole process."""
-    import torch
-
-    return initial(*given).to(torch.get_default_device())
-
-
 @wrong_step("impl.pipeline:random_tensors")
 def random_base_on_the_default_device(random: Any, *given: Any) -> Any:
     """Random base weights are on torch's default device, which a notebook may make a GPU for the whole process."""
