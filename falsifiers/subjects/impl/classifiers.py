@@ -80,7 +80,8 @@ class Classifiers(Door):
             opened = ClassifyPipeline.from_saved(Path(folder) / "saved", device=self._device)
         with torch.no_grad():
             again = opened.classifier(*tokens).cpu().numpy()
-        samples = [Sample(text, 0) for text in texts]
+        label = (0,) * pipeline.config.num_classes if pipeline.config.multi_label else 0
+        samples = [Sample(text, label) for text in texts]
         losses = pipeline.train_batch(samples).loss, pipeline.evaluate(samples).loss
         return FreshClassifier(trainable, logits, plain, again, losses=losses)
 
