@@ -55,7 +55,7 @@ class Progress:
             own = os.get_terminal_size(self.stream.fileno())
         except OSError:
             return shutil.get_terminal_size().columns
-        return shutil.get_terminal_size(own).columns
+        return shutil.get_terminal_size((own.columns or 80, own.lines)).columns  # a terminal that knows no size says 0
 
     def _print(self, text: str) -> None:
         self.stream.write((_CLEAR if self._shown else "") + text + "\n")
