@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from unittest import mock
 
@@ -57,7 +57,8 @@ def slow(wait: Wait) -> Iterator[None]:
         finally:
             end = time.monotonic() + KINDS * PATIENCE
             for each in {*threading.enumerate()} - before:
-                each.join(max(0.0, end - time.monotonic()))
+                with suppress(RuntimeError):  # a thread that Python did not begin cannot be joined
+                    each.join(max(0.0, end - time.monotonic()))
 
 
 def until_the_next_step(parameters: Collection[Tensor]) -> Wait:
@@ -84,7 +85,7 @@ def until_the_next_step(parameters: Collection[Tensor]) -> Wait:
 
 def _waits(thread: int) -> bool:
     """Whether the thread waits for another one, unless that is about to begin."""
-    frame, names = sys._current_frames().get(thread), set[str]()  # the documented name
+    frame, names = sys._current_frames().get(thread), set[str]()  # documented, in spite of its name
     while frame is not None and frame.f_code.co_filename == threading.__file__:
         names.add(frame.f_code.co_name)
         frame = frame.f_back
