@@ -80,7 +80,7 @@ wrong_steps(
 
 
 def _exchanged(given: tuple[Any, ...], first: int) -> tuple[Any, ...]:
-    """The arguments of a kernel with those two in the places of each other; few of them have none."""
+    """The arguments of a kernel with two of them exchanged, from `first` on; a kernel with fewer arguments has its own."""
     return (*given[:first], *given[first : first + 2][::-1], *given[first + 2 :])
 
 
