@@ -370,3 +370,23 @@ def estimate_by_hand_without_rooms(join: Step, self: Any) -> None:
     """The memory that the hand-written layers dequantise weights in is no part of its own."""
     with mock.patch("blackswan.impl.fused.memory.DEQUANTIZED", "optimiser_indices"):
         join(self)
+
+
+def _of_few(empty_batch: Step, trainer: Any, shape: tuple[int, int]) -> Any:
+    """The batch of so many micro-batches as are computed before nothing new is kept."""
+    from blackswan.impl.trainer import HELD
+
+    return empty_batch(trainer, (min(shape[0], (HELD + 1) * trainer.micro_batch), shape[1]))
+
+
+wrong_steps(
+    "impl.memory:empty_batch",
+    estimate_of_few_micro_batches_at_once=(
+        "Of a step's micro-batches, all on the device at once, those computed alone are counted.",
+        _of_few,
+    ),
+)
+wrong_steps(
+    "impl.fused.memory:empty_batch",
+    estimate_by_hand_of_few_micro_batches_at_once=("By hand those micro-batches alone are counted that are computed.", _of_few),
+)

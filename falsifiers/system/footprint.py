@@ -45,6 +45,8 @@ STEPS_AT_THE_PEAK = {"torch": 1, "fused": 3}
 """The hand-written layers capture their graph in the first, and the next have the state of all before."""
 HELD = 4
 """Gradients of micro-batches that are kept side by side; one more, and they are averaged."""
+MANY = (8, 33)
+"""Micro-batches of a step, more than are held, after which a step's passes repeat themselves."""
 LENGTHS = 3
 STEPS = {"cpu": 30, "cuda": 1000}
 MEASURES = {"cpu": ("bytes", "tensors", "peak"), "cuda": ("bytes", "tensors", "reserved", "segments", "driver")}
@@ -216,7 +218,26 @@ def estimate_follows_every_setting(trial: Trial) -> Iterator[Comparison]:
         totals = trial.memory.totals_by_surroundings(replace(small(rng, trial.seed, nf4=False), backend=backend))
         yield from same(f"{backend}: totals where torch is set otherwise", dict.fromkeys(totals, totals["alone"]), totals)
     yield from kept_by_a_layer(trial, replace(small(rng, trial.seed, nf4=False), targets=str(rng.choice(["q_v", "all"]))))
+    yield from _of_many_micro_batches(trial)
     yield from _of_last_micro_batches(trial)
+
+
+def _of_many_micro_batches(trial: Trial) -> Iterator[Comparison]:
+    """Tokens, mask and labels of all micro-batches of a step are on the device at once, however many they are: their part of the estimate
+    is that of one so many times, and the total grows by as much. One layer's tokens are so many that a step takes more than loading."""
+    work = replace(small(trial.rng("many micro-batches"), trial.seed, nf4=False), layers=1, batch=8, seq=64)
+    several = bool(trial.seed % 2)
+    one = trial.memory.estimate(work, "cpu", multi_label=several).parts.get("batch", 0)
+    yield value_at_least("batch of one micro-batch", one, work.batch * work.seq)
+    for backend in ("torch", "fused"):
+        asked = [replace(work, backend=backend, accumulation=count) for count in MANY]
+        estimates = [trial.memory.estimate(each, "cpu", multi_label=several) for each in asked]
+        for count, found in zip(MANY, estimates, strict=True):
+            # By hand there are a card's blocks, and one micro-batch packed may be beside them.
+            most = count * one + (2 * one + 9 * ROUNDED if backend == "fused" else 0)
+            yield value_inside(f"{backend}: batch of {count} micro-batches", found.parts.get("batch", 0), count * one, most)
+        few, many = (found.total for found in estimates)
+        yield value_at_least(f"{backend}: total of {MANY[1]} micro-batches above that of {MANY[0]}", many - few, (MANY[1] - MANY[0]) * one)
 
 
 def _of_last_micro_batches(trial: Trial) -> list[Comparison]:
