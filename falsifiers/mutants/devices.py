@@ -89,6 +89,9 @@ wrong_step("impl.residency:_tensors", name="residency_of_what_is_saved", doc="Bu
         (name, value) for name, value in tensors(model, optimiser) if name in model.state_dict() or "optimiser" in name or " " in name
     )
 )
+wrong_step(
+    "impl.residency:_tensors", name="residency_of_tensors_with_axes", doc="Tensors without an axis, single numbers, may be anywhere."
+)(lambda tensors, *given: ((name, value) for name, value in tensors(*given) if value.dim()))
 wrong_step("impl.residency:_tensors", name="residency_without_optimiser", doc="Moments are not looked at.")(
     lambda tensors, *given: ((name, value) for name, value in tensors(*given) if not name.startswith("optimiser"))
 )

@@ -159,7 +159,8 @@ def accelerators_have_their_torch_names(trial: Trial) -> Iterator[Comparison]:
 
 
 def stray_tensor_is_named(trial: Trial) -> Iterator[Comparison]:
-    """A model in its place passes; a parameter, a buffer, a gradient or a tensor of the optimiser elsewhere is refused by its name.
+    """A model in its place passes; a parameter, a buffer, a gradient or a tensor of the optimiser elsewhere is refused by its name, be it a
+    single number without an axis too.
 
     CUDA without a number is its current device.
     """
@@ -168,7 +169,8 @@ def stray_tensor_is_named(trial: Trial) -> Iterator[Comparison]:
     layer = f"model.layers.{rng.integers(work.layers)}"
     quantised = rng.choice(["self_attn.k_proj", "self_attn.o_proj", "mlp.up_proj"])
     astray = [
-        f"{layer}.{quantised}.quantized.{rng.choice(['codes', 'absmax', 'absmax_scales', 'absmax_offset'])}",
+        f"{layer}.{quantised}.quantized.{rng.choice(['codes', 'absmax', 'absmax_scales'])}",
+        f"{layer}.{quantised}.quantized.absmax_offset",
         f"{layer}.self_attn.{rng.choice(['q', 'v'])}_proj.lora_{rng.choice(['A', 'B'])}.weight",
         f"{layer}.{rng.choice(['input', 'post_attention'])}_layernorm.weight",
         str(rng.choice(["model.embed_tokens.weight", "model.norm.weight"])),
