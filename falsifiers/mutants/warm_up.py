@@ -153,3 +153,41 @@ def warm_up_tried_again_beside_the_first(warmed: Step, device: Any, rehearse: St
             rehearse()
 
     return warmed(device, twice, load)
+
+
+_PYTHONS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+@wrong_step("impl.pipeline:warmed")
+def warm_up_explains_errors_of_python_alone(warmed: Step, device: Any, rehearse: Step, load: Step) -> Any:
+    """Errors of a compiler's own class, such as Triton's, end the program, and not with an explanation."""
+    try:
+        return warmed(device, rehearse, load)
+    except RuntimeError as error:
+        if error.__cause__ is None or isinstance(error.__cause__, _PYTHONS):
+            raise
+        raise error.__cause__ from None
+
+
+@wrong_step("impl.pipeline:warmed")
+def warm_up_explains_exits(warmed: Step, device: Any, rehearse: Step, load: Step) -> Any:
+    """The end of the process is told as a device that cannot compute."""
+
+    def asked() -> None:
+        try:
+            rehearse()
+        except SystemExit as error:
+            raise RuntimeError("ended") from error
+
+    return warmed(device, asked, load)

@@ -19,20 +19,33 @@ FAILURES = (("rms_norm", ""), ("attention", ""), ("swiglu", "backward"), ("atten
 """Operations that fail in their forward or in their backward pass."""
 
 
-ERRORS = ("RuntimeError", "FileNotFoundError", "ImportError", "AttributeError", "ValueError", "AssertionError", "NotImplementedError")
+ERRORS = (
+    "RuntimeError",
+    "FileNotFoundError",
+    "ImportError",
+    "AttributeError",
+    "ValueError",
+    "AssertionError",
+    "NotImplementedError",
+    "MemoryError",
+)
 """What a compiler, a library or Triton raises where it is not there, or cannot do what is asked."""
-
 NO_MEMORY = "OutOfMemoryError"
 """What torch raises where a device has no memory left, which may be tried again."""
+OWN = "CompilationError"
+"""What Triton raises where a kernel does not compile, which is an Exception and no other error of Python's."""
+ENDS = ("KeyboardInterrupt", "SystemExit")
+"""What ends a process, and is no failure of a computation."""
 
 
 def kernels_come_before_weights(trial: Trial) -> Iterator[Comparison]:
     """Whatever a step and an answer compute was computed, in its dtype and widths, before the first weight was asked for.
 
-    The decoder's step is of as many tokens as 16 divides, the classifier's of others. Where that fails, by whatever error, no weight is
-    asked for and the failure is said with its reason; where it is tried again, nothing of the first try is held then. That a weight cannot
-    be read is no such failure. On a CPU nothing is computed before; there another kind of device is feigned as well. Samples have several
-    labels, or classes weights, as numbers and as a word, and texts may be shorter than those that are computed before.
+    The decoder's step is of as many tokens as 16 divides, the classifier's of others. Where that fails, by whatever error, one of a
+    compiler's own class too, no weight is asked for and the failure is said with its reason; where it is tried again, nothing of the first
+    try is held then. That a weight cannot be read is no such failure. On a CPU nothing is computed before; there another kind of device is
+    feigned as well. Samples have several labels, or classes weights, as numbers and as a word, and texts may be shorter than those that are
+    computed before.
     """
     rng = trial.rng("warm-up")
     for kind, backend in (*(("classifier", backend) for backend in trial.trainer.backends), ("decoder", "torch")):
@@ -44,11 +57,10 @@ def kernels_come_before_weights(trial: Trial) -> Iterator[Comparison]:
         # The hand-written layers' steps call no operation by name; answers do.
         possible = [failure for failure in FAILURES if backend != "fused" or not failure[1]]
         chosen = possible[int(rng.integers(len(possible)))]
-        for error in (ERRORS[int(trial.rng(f"error of {kind}").integers(len(ERRORS)))], NO_MEMORY):
+        for error in (ERRORS[int(trial.rng(f"error of {kind}").integers(len(ERRORS)))], NO_MEMORY, OWN):
             yield from _refused(trial, kind, work, *chosen, error)
-        yield from same(
-            f"{kind}: Ctrl-C before the weights", "KeyboardInterrupt", trial.devices.opening(work, kind).interrupted("rms_norm")
-        )
+        for end in ENDS:
+            yield from same(f"{kind}: {end} before the weights", end, trial.devices.opening(work, kind).interrupted("rms_norm", end))
         unreadable = trial.devices.opening(work, kind).unreadable()
         yield from same(f"{kind}: error of a weight that cannot be read", "OSError", unreadable)
         if not trial.on_gpu:

@@ -30,6 +30,13 @@ SUMS = ("average_gradients", "clip_by_global_norm", "adamw_step", "lm_cross_entr
 """Operations over all that is trained or over the vocabulary, which no model of fewer layers has as wide."""
 
 
+class CompilationError(Exception):
+    """What a compiler raises that has errors of its own, which no class of Python's but Exception is above; Triton's has."""
+
+
+ERRORS = vars(builtins) | {"OutOfMemoryError": torch.OutOfMemoryError, "CompilationError": CompilationError}
+
+
 class Opening(Session):
     """A model that is opened on the device: a classifier, or a decoder to train from random weights.
 
@@ -54,12 +61,11 @@ class Opening(Session):
         self._still_held: list[str] = []
 
     def open(self, failing: str | None = None, passes: str = "", error: str = "RuntimeError", feigned: bool = True) -> None:
-        """Opens it. The operation `failing` raises that error of Python's or of torch's, forward or (`passes` is backward) in the backward
-        pass. Nobody sleeps meanwhile."""
+        """Opens it. The operation `failing` raises that error of Python's, torch's or a compiler's, forward or (`passes` is backward) in
+        the backward pass. Nobody sleeps meanwhile."""
         with ExitStack() as stack:
             if failing is not None:
-                kind = getattr(builtins, error, None) or getattr(torch, error)
-                wrong = (_backwards if passes == "backward" else _failing)(failing, kind, self._failures.append)
+                wrong = (_backwards if passes == "backward" else _failing)(failing, ERRORS[error], self._failures.append)
                 stack.enter_context(dispatch.replaced({failing: wrong}))
                 stack.enter_context(mock.patch.object(time, "sleep"))
             if feigned:
@@ -67,14 +73,15 @@ class Opening(Session):
             stack.enter_context(dispatch.wrapping(self._around))
             self._model = self._open()
 
-    def interrupted(self, failing: str) -> str:
-        """The name of the exception that comes out where Ctrl-C comes while the operation is computed. Another Ctrl-C passes."""
+    def interrupted(self, failing: str, by: str = "KeyboardInterrupt") -> str:
+        """The name of the exception that comes out where Ctrl-C, or an end of the process (SystemExit), comes while the operation is
+        computed. Another one passes."""
         try:
-            self.open(failing, error="KeyboardInterrupt")
-        except KeyboardInterrupt as error:
-            if failing not in str(error):
+            self.open(failing, error=by)
+        except (KeyboardInterrupt, SystemExit) as end:
+            if failing not in str(end):
                 raise
-            return type(error).__name__
+            return type(end).__name__
         except Exception as error:
             return type(error).__name__
         return "none"
