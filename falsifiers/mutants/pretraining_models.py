@@ -127,6 +127,31 @@ def pretrain_checkpoint_rounded(correct: Step, folder: Path, config: Any, tensor
 
 
 @wrong_step("impl.pretrain:CheckpointFn.__init__")
+def pretrain_keeps_a_tokenizer_alone(init: Step, self: Any, decoder: Any, tokenizer: Path, *given: Any) -> None:
+    """The tokenizer.json of a run's start is kept for its checkpoints, without the files that belong to it."""
+    from tempfile import TemporaryDirectory
+
+    if tokenizer.is_file():
+        self.kept = TemporaryDirectory()
+        tokenizer = Path(shutil.copy(tokenizer, self.kept.name))
+    init(self, decoder, tokenizer, *given)
+
+
+@wrong_step("impl.pretrain:CheckpointFn.__init__")
+def pretrain_keeps_links_beside_a_tokenizer(init: Step, self: Any, decoder: Any, tokenizer: Path, *given: Any) -> None:
+    """The tokenizer.json of a run's start is kept for its checkpoints, beside links to the files that belong to it."""
+    from tempfile import TemporaryDirectory
+
+    if tokenizer.is_file():
+        self.kept, beside = TemporaryDirectory(), tokenizer.resolve().parent.iterdir()
+        for each in beside:
+            (Path(self.kept.name) / each.name).symlink_to(each)
+        (kept := Path(self.kept.name) / tokenizer.name).unlink()
+        tokenizer = Path(shutil.copyfile(tokenizer, kept))
+    init(self, decoder, tokenizer, *given)
+
+
+@wrong_step("impl.pretrain:CheckpointFn.__init__")
 def pretrain_checkpoint_tokenizer_optional(_: Step, self: Any, decoder: Any, tokenizer: Path, folder: Path) -> None:
     """A tokenizer that is not there is done without."""
     self.decoder, self.tokenizer, self.folder = decoder, tokenizer if tokenizer.is_file() else None, folder

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from blackswan import reference
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.comparison import (
     Comparison,
     broken,
@@ -26,6 +27,7 @@ from blackswan.falsifiers.subjects.doors.files import Tokens
 from blackswan.falsifiers.system.adapter_files import generated
 from blackswan.falsifiers.system.broken_calls import ERRORS
 from blackswan.falsifiers.system.checkpoint_parts import LLAMA3
+from blackswan.falsifiers.system.command_models import BESIDE_THE_TOKENIZER
 from blackswan.falsifiers.system.pretraining import CONFIG, SIZES, TOKENIZER, VOCAB, WEIGHTS, small_architecture, temporary_folder
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.token_streams import pieces_of, write_shards
@@ -286,7 +288,7 @@ def _state(decoder: "TrainedDecoder") -> Arrays:
 
 
 def checkpoint_is_usable(trial: Trial) -> Iterator[Comparison]:
-    """Weights in the file and through the loader equal those in memory bit for bit; architecture and tokenizer beside them."""
+    """Weights in the file and through the loader equal those in memory bit for bit; architecture and tokenizer, all of it, beside them."""
     rng = trial.rng("checkpoint")
     architecture, step = small_architecture(rng), int(rng.integers(1, 10**6))
     with temporary_folder() as parent:
@@ -298,10 +300,43 @@ def checkpoint_is_usable(trial: Trial) -> Iterator[Comparison]:
             return
         tokenizer, config = (folder / TOKENIZER.name).read_bytes(), json.loads((folder / CONFIG).read_text())
         stored, loaded = load_file(folder / WEIGHTS), trial.pretrainer.load(folder).parameters()
+        yield from _tokenizer_is_whole(decoder, parent)
     yield value_at_most("tokenizers that differ from the one given", int(tokenizer != TOKENIZER.read_bytes()), 0)
     yield from same("hidden_size", architecture["hidden"], config["hidden_size"])
     yield from same("in the file", decoder.parameters(), stored)
     yield from same("loaded", decoder.parameters(), loaded)
+
+
+def _tokenizer_is_whole(decoder: "TrainedDecoder", parent: Path) -> Iterator[Comparison]:
+    """A checkpoint has every file that belongs to the tokenizer, and no other that lies there. Where all are changed during the run it
+    has all of before or all of after; where they are taken away, all of before, or there is none.
+    """
+    before = {TOKENIZER.name: TOKENIZER.read_text(), **BESIDE_THE_TOKENIZER}
+    after = {name: text + "\n" for name, text in before.items()}
+    source, output = parent / "model", parent / "others"
+
+    def write(files: Mapping[str, str]) -> None:
+        source.mkdir(exist_ok=True)
+        for name, text in files.items():
+            (source / name).write_text(text)
+
+    cases: list[tuple[str, Callable[[], object], list[dict[str, str]]]] = [
+        ("the run's start", lambda: None, [before]),
+        ("a change of all", partial(write, after), [before, after]),
+        ("they were taken away", partial(shutil.rmtree, source), [before, {}]),
+    ]
+    for step, (name, meanwhile, allowed) in enumerate(cases):
+        write({**before, "README.md": "of the model"})
+        try:
+            decoder.save(output, source / TOKENIZER.name, step, meanwhile)
+        except SubjectError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+        written = list(output.glob("*/*"))
+        found = {path.name: path.read_text() for path in written if path.name not in (CONFIG, WEIGHTS)}
+        shutil.rmtree(output, ignore_errors=True)
+        fits = found in allowed and bool(found) == bool(written)
+        yield from same(f"files of the tokenizer after {name}", found if fits else allowed[0], found)
 
 
 def refuses_checkpoint_without_tokenizer(trial: Trial) -> Iterator[Comparison]:

@@ -288,9 +288,11 @@ class TrainedDecoder(Session):
         validate(islice(_batches(tokens).epoch(0), 1))
         return validate(_batches(tokens).epoch(0))
 
-    def save(self, output: Path, tokenizer: Path, step: int) -> Path:
-        """Writes the checkpoint after a step, and returns its folder."""
-        return pretrain.CheckpointFn(self._decoder, tokenizer, output)(step)
+    def save(self, output: Path, tokenizer: Path, step: int, meanwhile: Callable[[], object] = lambda: None) -> Path:
+        """Writes the checkpoint after a step, and returns its folder. `meanwhile` is what happens between the run's start and that step."""
+        write = pretrain.CheckpointFn(self._decoder, tokenizer, output)
+        meanwhile()
+        return write(step)
 
 
 class _KilledError(Exception):
