@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 from blackswan import reference
 from blackswan.falsifiers.data import CHECKPOINT
+from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.numeric.generators import Generator
@@ -83,7 +84,7 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
     """A saved adapter_model.safetensors has PEFT's names, dtypes and bits, and adapter_config.json PEFT's keys.
 
     Its tensors are of any dtype, all of one or each of its own, and lie in memory in any order; the base may have one of more than a MiB.
-    Everybody may open the folder and read the files.
+    Everybody may open the folder and read the files. What is saved beside it comes back.
     """
     merged, rng = trial.seed % 2 == 0, trial.rng("model")
     pooling = "last" if trial.seed % 4 else str(rng.choice(["mean", "first"]))
@@ -96,6 +97,7 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
         prepared = [each for part in ("adapter", *["merged"] * merged) for each in _prepared(trial, model, folder / part)]
         metadata = has_pt_metadata(folder / "adapter" / ADAPTER_WEIGHTS) + _checksums(folder, merged)
         lora = read_json(folder / "adapter" / BESIDE)["lora"]
+        beside = _extra_comes_back(trial, model, folder)
         modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (folder / "adapter", *(folder / "adapter").iterdir())}
     said = {
         "peft_type": "LORA",
@@ -114,7 +116,24 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
     readable = same("modes of folder and files", dict.fromkeys(modes, oct(0o644)) | {"adapter": oct(0o755)}, modes)
     named = model.scalars["targets"].replace("+", ",")  # in the order of a block, as in adapters of before
     own = same(f"updates in {BESIDE}", {**{name: model.scalars[name] for name in ("rank", "alpha")}, "targets": named}, lora)
-    return same_keys(ADAPTER_CONFIG, said, config) + tensors + metadata + readable + own + prepared
+    return same_keys(ADAPTER_CONFIG, said, config) + tensors + metadata + readable + own + prepared + beside
+
+
+def _extra_comes_back(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
+    """What is saved beside an adapter comes back as JSON has it, with keys that are numbers, in two digits too, or of several types; or it
+    is refused, and nothing is written."""
+    labels, place, before = {number: f"class {number}" for number in range(11)}, folder / "extra", sorted(folder.iterdir())
+    several: dict[Any, Any] = labels | {"a": (1, 2.5), None: True, 0.5: None}
+    extras: list[dict[str, Any]] = [{"id2label": labels}, {"of": [several]}]
+    extra = extras[int(trial.rng("extra").integers(len(extras)))]
+    try:
+        trial.files.save_adapter(place, folder / "base", model.settings, model.trainable, extra=extra)
+    except SubjectError as error:
+        if not isinstance(error.__cause__, TypeError | ValueError):
+            raise
+        return same("what is there after what else was to be saved was refused", before, sorted(folder.iterdir()))
+    back = trial.files.load_adapter(place, folder / "base").extra
+    return same("what else was saved", json.loads(json.dumps(extra)), back)
 
 
 def drawn_dtypes(rng: Generator, model: Model) -> dict[str, np.dtype[Any]]:

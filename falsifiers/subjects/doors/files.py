@@ -1,7 +1,7 @@
 """Corpora, token shards and adapters on disk, and what is read from them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +106,11 @@ class AdapterSettings:
 
 @dataclass(frozen=True)
 class LoadedAdapter:
-    """LoRA factors and head by their plain names, as stored, and the settings."""
+    """LoRA factors and head by their plain names, as stored, the settings, and what else was saved with them."""
 
     settings: AdapterSettings
     tensors: Mapping[str, Array]
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -49,12 +49,13 @@ class Files(Door):
         tensors: Mapping[str, Array],
         exchange: int | None = None,
         renames: int | None = None,
+        extra: Mapping[Any, Any] | None = None,
     ) -> None:
-        """Saves LoRA factors and head from the device, as they lie in memory, over an adapter that is there; on a system that refuses to
-        exchange two names by that error, or for 0 has no call for it, and on a disk that fails to rename after so many times."""
+        """Saves LoRA factors and head from the device, as they lie in memory, and `extra`, over an adapter that is there; on a system that
+        refuses to exchange two names by that error, or for 0 has no call for it, and on a disk that fails to rename after so many times."""
         held = {name: to_torch(value).to(self._device) for name, value in tensors.items()}
         with nullcontext() if exchange is None else _exchanging(exchange), nullcontext() if renames is None else _renaming(renames):
-            _save(folder, base, settings, held)
+            _save(folder, base, settings, held, extra)
 
     def interrupted_save(
         self,
@@ -100,7 +101,7 @@ class Files(Door):
             found = adapter.load_adapter(folder, checkpoint.read_config(base))
         settings = {name: getattr(found.adaptation, name) for name in AdapterSettings.__dataclass_fields__}
         settings["targets"] = settings["targets"].replace(",", "+")
-        return LoadedAdapter(AdapterSettings(**settings), _arrays(found.trainable))
+        return LoadedAdapter(AdapterSettings(**settings), _arrays(found.trainable), found.extra)
 
     def flushed_save(self, folder: Path, base: Path, settings: AdapterSettings, tensors: Mapping[str, Array]) -> list[str]:
         """Saves them from the host; what was flushed to the disk meanwhile, in its order, by paths from the folder around.
@@ -326,9 +327,11 @@ def writing(at_most: int) -> Iterator[None]:
         yield
 
 
-def _save(folder: Path, base: Path, settings: AdapterSettings, tensors: Mapping[str, torch.Tensor]) -> None:
+def _save(
+    folder: Path, base: Path, settings: AdapterSettings, tensors: Mapping[str, torch.Tensor], extra: Mapping[Any, Any] | None = None
+) -> None:
     adaptation = Adaptation(**asdict(settings) | {"targets": settings.targets.replace("+", ",")})
-    adapter.save_adapter(folder, checkpoint.read_config(base), adaptation, tensors, base=base, extra={"max_seq_len": 64})
+    adapter.save_adapter(folder, checkpoint.read_config(base), adaptation, tensors, base=base, extra=extra or {"max_seq_len": 64})
 
 
 def _within(memory: int, ask: Callable[[], object]) -> None:
