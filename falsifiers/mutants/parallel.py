@@ -290,3 +290,10 @@ def samples_read_by_each_alone(update: Any, run: Any, indices: Any, step: int) -
     """A step's samples are read before the workers agree that none failed."""
     run.train_samples.batch(indices[:1], run.pipeline.tokens, run.pipeline.device)
     return update(run, indices, step)
+
+
+@wrong_step("impl.group:_places")
+def scripts_of_a_job_are_workers(places: Any, environment: Any) -> Any:
+    """The script of a batch job for several tasks, which runs once, takes itself for the first of so many workers."""
+    names = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
+    return places({name: environment[told] for name, told in names.items() if told in environment} | dict(environment))

@@ -20,8 +20,10 @@ from blackswan.falsifiers.system.command_problem import (
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial, reads_files
 
-OF_A_CLUSTER = {"MASTER_ADDR": "10.255.255.1", "MASTER_PORT": "29500"}
-"""What some clusters tell every process, also one that is alone."""
+OF_A_JOB = {"SLURM_JOB_ID": "7311", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+OF_A_CLUSTER = {"MASTER_ADDR": "10.255.255.1", "MASTER_PORT": "99999", "PMI_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", **OF_A_JOB}
+"""What some clusters tell every process, also one that is alone, such as the script of a job for four tasks, which runs once; the port is
+none, so that nobody waits there."""
 NO_DEVICE, VOCAB = "cuda:15", 257
 """The last card that a name may have, which few hosts do; the tokens of a model that reads bytes."""
 
@@ -48,9 +50,7 @@ def workers_answer_as_one(trial: Trial) -> Iterator[Comparison]:
             where += ["--device=auto"] if several and not trial.on_gpu else []
             one, all_of_them = problem.folder / "one", problem.folder / "several"
             alone = trial.commands.attempt(*where, f"--output={one}", environment=OF_A_CLUSTER)
-            yield from same(
-                "message to one process where the cluster names an address", (0, ""), (alone.status, alone.err * bool(alone.status))
-            )
+            yield from same("message to one process where the cluster names a job", (0, ""), (alone.status, alone.err * bool(alone.status)))
             expected = trial.commands.opened(one / "last", texts, labels)
             said, answers = trial.commands.by_workers(workers, all_of_them / "last", texts, labels, *where, f"--output={all_of_them}")
             yield from same("what other workers than the first print", [""] * (workers - 1), [each.out for each in said[1:]])
