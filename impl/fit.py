@@ -143,8 +143,6 @@ def fit(
         with together(pipeline.group):
             if pipeline.group.rank == 0:
                 stack.enter_context(sole_writer(output))
-                if (output / STATE).is_dir():
-                    remove_left_over(output / STATE, PARTIAL)
         run.open(resume)
         run.interrupted = stack.enter_context(_interruptible(pipeline.group.size))
         return run.train()
@@ -198,6 +196,9 @@ class _Run:
                 )
         require_same(self.group, f"progress in {self.output / STATE}", json.dumps(dataclasses.asdict(self.progress)))
         require_equal(self.group, self.trainer.state())
+        with together(self.group):
+            if self.group.rank == 0 and (self.output / STATE).is_dir():
+                remove_left_over(self.output / STATE, PARTIAL)
         if self._balanced is not None:  # a run that was refused before has left those of an earlier one
             self.pipeline.class_weights = self._balanced
 

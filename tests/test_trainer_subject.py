@@ -136,7 +136,7 @@ def test_the_reference_follows_the_declared_decay(operation: str) -> None:
 def test_a_run_goes_on_with_nan_and_counts_the_last_step_as_a_whole_one() -> None:
     assert next(one.tensor for one in wrong("TRN-NON-FINITE", TRAINER_ONE_BATCH(), 12)) == "steps made"
     found = wrong("TRN-VALIDATION-LOSS", TRAINER_ONE_BATCH())
-    assert [one.tensor for one in found] == ["epoch 1, training loss", "epoch 2, training loss"]
+    assert [one.tensor for one in found] == ["epoch 1, training loss", "epoch 2, training loss", "one sample, epoch 1, training loss"]
 
 
 def problem(**settings: Any) -> Problem:

@@ -119,9 +119,9 @@ def base_named_as_it_was_typed(save: Any, self: Any, folder: Any) -> None:
 
 
 @wrong_step("impl.checkpoint:save_checkpoint")
-def settings_of_tokenizer_beside_apr_left(save: Any, folder: Any, config: Any, tensors: Any, tokenizer: Any = None) -> None:
+def settings_of_tokenizer_beside_apr_left(save: Any, folder: Any, config: Any, tensors: Any, tokenizer: Any = None, *said: Any) -> None:
     """A folder made from an .apr file lacks the settings of its tokenizer."""
-    save(folder, config, tensors, tokenizer)
+    save(folder, config, tensors, tokenizer, *said)
     if tokenizer is not None and tokenizer.name != "tokenizer.json":
         (folder / "tokenizer_config.json").unlink(missing_ok=True)
 

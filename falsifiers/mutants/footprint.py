@@ -33,18 +33,12 @@ def load_reads_all_shards(load: Step, folder: Any) -> Any:
     return replace(found, tensors=dict(found.tensors))
 
 
-@wrong_step("impl.pipeline:load_checkpoint")
-def pipeline_reads_all_before_the_first(load: Step, folder: Any) -> Any:
-    """A pipeline reads all of its checkpoint before the first tensor is quantised."""
-    found = load(folder)
-    return replace(found, tensors=dict(found.tensors))
-
-
-@wrong_step("impl.saved:load_checkpoint")
-def opened_adapter_reads_all_of_its_base(load: Step, folder: Any) -> Any:
-    """The base of an adapter is read as a whole when the adapter is opened."""
-    found = load(folder)
-    return replace(found, tensors=dict(found.tensors))
+wrong_step("impl.pipeline:load_checkpoint", name="pipeline_reads_all_before_the_first", doc="A pipeline reads all before it quantises.")(
+    load_reads_all_shards
+)
+wrong_step("impl.saved:load_checkpoint", name="opened_adapter_reads_all_of_its_base", doc="The base of an adapter is read as a whole.")(
+    load_reads_all_shards
+)
 
 
 @wrong_step("impl.checkpoint:save_file")

@@ -111,7 +111,7 @@ wrong_step("impl.decoder_optimiser:state_hash", name="pretrain_hash_with_random_
     lambda correct, *given: hashlib.sha256(f"{correct(*given)} {time.perf_counter_ns()}".encode()).hexdigest()
 )
 wrong_step("impl.pretrain:save_checkpoint", name="pretrain_checkpoint_without_tokenizer", doc="Weights and architecture only.")(
-    lambda correct, folder, config, tensors, _: correct(folder, config, tensors)
+    lambda correct, folder, config, tensors, *_: correct(folder, config, tensors)
 )
 
 
@@ -121,9 +121,9 @@ wrong_step("impl.decoder:Layer.forward", name="decoder_positions_of_15_bits", do
 
 
 @wrong_step("impl.pretrain:save_checkpoint")
-def pretrain_checkpoint_rounded(correct: Step, folder: Path, config: Any, tensors: Any, tokenizer: Path) -> None:
+def pretrain_checkpoint_rounded(correct: Step, folder: Path, config: Any, tensors: Any, *given: Any) -> None:
     """Weights rounded to bfloat16 on their way to the file."""
-    correct(folder, config, {name: value.bfloat16().float() for name, value in tensors.items()}, tokenizer)
+    correct(folder, config, {name: value.bfloat16().float() for name, value in tensors.items()}, *given)
 
 
 @wrong_step("impl.pretrain:CheckpointFn.__init__")
@@ -152,9 +152,9 @@ def pretrain_keeps_links_beside_a_tokenizer(init: Step, self: Any, decoder: Any,
 
 
 @wrong_step("impl.pretrain:CheckpointFn.__init__")
-def pretrain_checkpoint_tokenizer_optional(_: Step, self: Any, decoder: Any, tokenizer: Path, folder: Path) -> None:
+def pretrain_checkpoint_tokenizer_optional(_: Step, self: Any, decoder: Any, tokenizer: Path, folder: Path, special: Any = None) -> None:
     """A tokenizer that is not there is done without."""
-    self.decoder, self.tokenizer, self.folder = decoder, tokenizer if tokenizer.is_file() else None, folder
+    self.decoder, self.tokenizer, self.folder, self.special = decoder, tokenizer if tokenizer.is_file() else None, folder, special
 
 
 @wrong_step("impl.pretrain:_decoder")

@@ -55,7 +55,7 @@ def state_of_another_program(load: Any, folder: Path) -> Any:
 
 
 wrong_step("impl.fit:_differences", name="resume_names_the_new_for_the_old", doc="A refusal says the other setting for the run's own.")(
-    lambda differences, own, stored: differences(stored, own)
+    lambda differences, own, stored, *name: differences(*((own, stored) if name else (stored, own)), *name)  # it calls itself with a name
 )
 wrong_step("impl.training_state:_damaged", name="state_keys_missing_for_unknown", doc="A key that is missing is called unknown.")(
     lambda damaged, path, why: damaged(path, why.replace("missing", "unknown"))
@@ -66,6 +66,16 @@ wrong_step("impl.fit:sole_writer", name="run_goes_on_beside_another", doc="A con
 wrong_step("impl.fit:_Run._continue_from", name="state_of_another_run_taken", doc="A run goes on from the state of another one.")(
     lambda go_on, run, progress, tensors: go_on(run, replace(progress, run=run.progress.run), tensors)
 )
+
+
+@wrong_step("impl.fit:sole_writer")
+def refused_run_tidies_the_state(sole_writer: Any, folder: Path) -> Any:
+    """What a kill left half written goes before it is known whether the run goes on."""
+    from blackswan.impl.folder import PARTIAL, remove_left_over
+
+    if (folder / "state").is_dir():
+        remove_left_over(folder / "state", PARTIAL)
+    return sole_writer(folder)
 
 
 @wrong_step("impl.fit:_Run.open")

@@ -275,8 +275,8 @@ def _exported_in_one_dtype(trial: Trial, problem: Small, narrow: Path) -> Iterat
 def _of_many_tokens(trial: Trial, problem: Small) -> Iterator[Comparison]:
     """The first and the last tokens arrive in shards where the vocabulary has as many as 16 bits count, and one more.
 
-    The token of id 0 ends documents: once as the option says, once as the model does. It is alone in the last shard. An id below the last
-    one may have no token.
+    The token of id 0 ends documents: once as the option says, alone in the last shard, and once as the model does. An id below the last one
+    may have no token.
     """
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -292,7 +292,8 @@ def _of_many_tokens(trial: Trial, problem: Small) -> Iterator[Comparison]:
         (model / CONFIG).write_text(json.dumps({"eos_token_id": END if given else 0}))
         ids = [0, 1, 2**15 - 1, 2**15, size - 2, size - 1]
         (problem.folder / "numbers.txt").write_text(" ".join(map(str, ids)))
-        yield from _shards(trial, model.name, problem, "numbers.txt", [*ids, 0], *given, model=model.name, vocab=size, shard=len(ids))
+        shard = len(ids) if given else SHARD
+        yield from _shards(trial, model.name, problem, "numbers.txt", [*ids, 0], *given, model=model.name, vocab=size, shard=shard)
     model = problem.folder / "an id without a token"
     model.mkdir()
     encoder = Tokenizer(WordLevel({str(word): word for word in (0, 1, 3)}, "0"))

@@ -135,7 +135,7 @@ def _say(group: Path, limit: int | None, used: int, kept: Mapping[str, int]) -> 
     of which some kernels have no slab_reclaimable."""
     (group / "memory.max").write_text("max\n" if limit is None else f"{1024 * limit}\n")
     (group / "memory.current").write_text(f"{1024 * used}\n")
-    stated = {"anon": 7} | dict.fromkeys(TAKEN_BACK[:2], 0) | {name: 1024 * count for name, count in kept.items()}
+    stated = {"anon": 7} | dict.fromkeys(TAKEN_BACK[:-1], 0) | {name: 1024 * count for name, count in kept.items()}
     (group / "memory.stat").write_text("".join(f"{name} {count}\n" for name, count in stated.items()))
 
 

@@ -48,9 +48,9 @@ def steps_follow_the_reference(trial: Trial) -> Iterator[Comparison]:
     """Loss, pre-clip norm and moments of each step are the reference's on the samples that it read, at the parameters before it; the
     parameters after it are AdamW's at those moments.
 
-    Torch's default dtype has 16 bits, as some libraries make it. In half of the cases nothing decays or is clipped, and a
-    step has more micro-batches than a trainer keeps side by side. After the run the pipeline is at its beginning again but for the
-    weights; in half of the cases a second run shows it.
+    Torch's default dtype has 16 bits, as some libraries make it, where that can be asked. In half of the cases nothing decays or is
+    clipped, and a step has more micro-batches than a trainer keeps side by side. After the run the pipeline is at its beginning again but
+    for the weights; in half of the cases a second run shows it.
     """
     several, plain = trial.seed % 2 == 1, trial.seed % 4 >= 2
     weights = None if several else ["balanced", "balanced_over_classes"][plain]
@@ -61,7 +61,7 @@ def steps_follow_the_reference(trial: Trial) -> Iterator[Comparison]:
     # Of ten samples three classes have no equal shares, by which they would weigh alike.
     problem = small_run(trial, (10, 7), multi_label=several, class_weights=weights, backend=trial.backend or "torch", **limits, **parts)
     most = math.inf if plain else limits["gradient_clip_norm"]
-    run, _ = whole_run(trial, problem, default=("bfloat16", "float16")[plain])
+    run, _ = whole_run(trial, problem, **({"default": ("bfloat16", "float16")[plain]} if trial.subject.name == "impl" else {}))
     yield from _by_the_reference(trial, problem, run, most)
     yield from _as_at_the_beginning(trial, problem, run)
     yield from _as_a_fresh_one(trial, problem, run)
@@ -223,20 +223,20 @@ def validation_loss_is_the_mean_over_samples(trial: Trial) -> Iterator[Compariso
     several = trial.seed % 2 == 1
     settings: dict[str, Any] = {"multi_label": several, "class_weights": None if several else (0.25, 1.5, 4.0)}
     yield from _losses_of_epochs(trial, small_run(trial, **settings))
-    yield from _losses_of_epochs(trial, small_run(trial, samples=(5, 1), **settings | {"epochs": 1}))
+    yield from _losses_of_epochs(trial, small_run(trial, samples=(5, 1), **settings | {"epochs": 1}), "one sample, ")
 
 
-def _losses_of_epochs(trial: Trial, problem: SmallRun) -> Iterator[Comparison]:
+def _losses_of_epochs(trial: Trial, problem: SmallRun, of: str = "") -> Iterator[Comparison]:
     assert problem.validation is not None
     run, _ = whole_run(trial, problem)
     for epoch in run.epochs:
         expected = problem.loss(part(epoch.state, "trainable"), problem.validation.samples())
-        yield trial.near(f"epoch {epoch.number}, validation loss", expected, _number(epoch.validation_loss))
+        yield trial.near(f"{of}epoch {epoch.number}, validation loss", expected, _number(epoch.validation_loss))
         own = [step for step in run.steps if step.epoch == epoch.number]
         mean = np.average([step.loss for step in own], weights=[step.samples for step in own])
-        yield trial.near(f"epoch {epoch.number}, training loss", mean, epoch.train_loss)
+        yield trial.near(f"{of}epoch {epoch.number}, training loss", mean, epoch.train_loss)
         if epoch.seconds is not None:
-            yield value_inside(f"epoch {epoch.number}, seconds", epoch.seconds, 0.99 * epoch.passed, epoch.passed)
+            yield value_inside(f"{of}epoch {epoch.number}, seconds", epoch.seconds, 0.99 * epoch.passed, epoch.passed)
 
 
 def _number(value: float | None) -> float:

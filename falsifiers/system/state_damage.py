@@ -60,6 +60,8 @@ def refuses_training_state(trial: Trial) -> Iterator[Comparison]:
         bare = folder.with_name("a state alone")
         shutil.copytree(folder / "state", bare / "state")
         waiting = replace(problem, validation=None, settings={**problem.settings, "early_stop_patience": 1, "validation_fraction": 0.0})
+        for half in (folder, bare):
+            (half / "state" / ".partial-state.safetensors.half").touch()  # as a kill leaves it
         for name, (given, there, plan, message, error) in {
             "a run begun twice": (problem, folder, Plan(), "holds a run", "FileExistsError"),
             "a run begun over a state": (problem, bare, Plan(), "holds a run", "FileExistsError"),
@@ -78,8 +80,8 @@ def refuses_training_state(trial: Trial) -> Iterator[Comparison]:
             (unread / STATE).symlink_to(UNREADABLE)
             ask = partial(trial.trainer.fit, problem, unread, Plan(resume=True))
             yield trial.refuses("a state that the system cannot read", ask, "", "OSError")
-        shutil.copytree(folder, lost := folder.with_name("lost"), ignore=shutil.ignore_patterns("state"))
-        (lost / "last").mkdir(exist_ok=True)
+        trial.trainer.fit(problem, lost := folder.with_name("lost"), Plan())
+        shutil.rmtree(lost / "state")
         ask, before = partial(trial.trainer.fit, problem, lost, Plan(resume=True)), content(lost)
         yield trial.refuses("a run of an epoch whose state is gone", ask, "state", "FileNotFoundError")
         yield from same("the folder whose state is gone", before, content(lost))
