@@ -50,7 +50,7 @@ class Progress:
             self._shown = False
 
     def _columns(self) -> int:
-        """What COLUMNS says, or else the width of a terminal: of this stream's, where standard output goes to a file or a pipe."""
+        """The width is what COLUMNS says, or else that of this stream's terminal, also where standard output is a file or a pipe."""
         try:
             own = os.get_terminal_size(self.stream.fileno())
         except OSError:

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -297,3 +297,15 @@ def scripts_of_a_job_are_workers(places: Any, environment: Any) -> Any:
     """The script of a batch job for several tasks, which runs once, takes itself for the first of so many workers."""
     names = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
     return places({name: environment[told] for name, told in names.items() if told in environment} | dict(environment))
+
+
+@wrong_step("impl.group:connected")
+@contextmanager
+def workers_leave_together(connected: Any, *given: Any, **named: Any) -> Iterator[Any]:
+    """A worker that fails waits for the others before it leaves the group, and they for it in a gather."""
+    with connected(*given, **named) as group:
+        try:
+            yield group
+        finally:
+            with suppress(RuntimeError):
+                dist.barrier()

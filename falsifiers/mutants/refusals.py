@@ -70,7 +70,7 @@ wrong_step("impl.fit:_Run._continue_from", name="state_of_another_run_taken", do
 
 @wrong_step("impl.fit:sole_writer")
 def refused_run_tidies_the_state(sole_writer: Any, folder: Path) -> Any:
-    """What a kill left half written goes before it is known whether the run goes on."""
+    """A run removes what a kill left half written before it is known whether it goes on."""
     from blackswan.impl.folder import PARTIAL, remove_left_over
 
     if (folder / "state").is_dir():

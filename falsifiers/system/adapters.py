@@ -120,8 +120,8 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
 
 
 def _extra_comes_back(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
-    """What is saved beside an adapter comes back as JSON has it, with keys that are numbers, in two digits too, or of several types; or it
-    is refused, and nothing is written."""
+    """An adapter's further content comes back as JSON has it, also where its keys are numbers, of two digits too, or of several types; or
+    it is refused, and nothing is written."""
     labels, place, before = {number: f"class {number}" for number in range(11)}, folder / "extra", sorted(folder.iterdir())
     several: dict[Any, Any] = labels | {"a": (1, 2.5), None: True, 0.5: None}
     extras: list[dict[str, Any]] = [{"id2label": labels}, {"of": [several]}]

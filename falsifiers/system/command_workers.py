@@ -22,8 +22,8 @@ from blackswan.falsifiers.system.trial import Trial, reads_files
 
 OF_A_JOB = {"SLURM_JOB_ID": "7311", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
 OF_A_CLUSTER = {"MASTER_ADDR": "10.255.255.1", "MASTER_PORT": "99999", "PMI_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", **OF_A_JOB}
-"""What some clusters tell every process, also one that is alone, such as the script of a job for four tasks, which runs once; the port is
-none, so that nobody waits there."""
+"""Some clusters set these variables for every process, also for one that is alone, such as the script of a job for four tasks, which runs
+once. No port has that number, so that nobody waits there."""
 NO_DEVICE, VOCAB = "cuda:15", 257
 """The last card that a name may have, which few hosts do; the tokens of a model that reads bytes."""
 

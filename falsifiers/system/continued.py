@@ -142,7 +142,7 @@ PIECE = 1000
 MANY = 3000
 """Samples of a corpus that is larger than others."""
 REPEATS = 300
-"""Of an embedding's rows, which makes more than a million numbers of them."""
+"""So many times an embedding's rows are repeated, until they have more than a million numbers."""
 FREE = "log_interval"
 """The setting that a continuation may change: it changes no step."""
 _OTHERS: dict[str, tuple[Any, ...]] = {

@@ -50,6 +50,8 @@ PLACES = {
 OTHERS = ("MemoryError", "TypeError", "KeyError", "AttributeError", "AssertionError", "ImportError", "OutOfMemoryError", "SafetensorError")
 """Errors that the program does not raise itself, torch's and a library's among them."""
 
+PARTING = 10.0
+"""So many seconds do workers wait of which one fails; half of them are plenty to leave."""
 PATIENCE = (60, 300)
 """So many seconds, from … to below, are workers told to wait: neither the program's default nor torch's."""
 
@@ -184,7 +186,8 @@ def _text(power: int, letter: str, at: int) -> str:
 
 def failures_are_told(trial: Trial) -> Iterator[Comparison]:
     """An error on one rank, of whatever kind, reaches both with its reason, at each place of a run where they agree that none failed; and
-    each waits for the other as long as it was told to."""
+    each waits for the other as long as it was told to. One that fails after a step, where nobody agrees, ends by its own error, and the
+    other one as it has lost a worker, both at once: before half of the seconds that they would wait for each other."""
     rng, raised = trial.rng("told"), list[Raised]()
     seconds = float(rng.integers(*PATIENCE))
     yield from same("seconds that workers wait for what is sent", [seconds] * WORKERS, trial.trainer.patience(seconds))
@@ -195,6 +198,8 @@ def failures_are_told(trial: Trial) -> Iterator[Comparison]:
                 trial.trainer.fit(problem, Path(parent) / str(len(raised)), Plan(save_every=1, stop_after=2))
             raised.append(Raised(place, kind, f"reason {len(raised)}", int(rng.integers(ranks))))
         told = trial.trainer.told(problem, raised, Path(parent))
+        own = Raised("after a step", str(rng.choice(OTHERS)), "of its own", int(rng.integers(WORKERS)))
+        ends = trial.trainer.parted(problem, own, Path(parent) / "parted", PARTING)
     for rank, texts in enumerate(told):
         for each, text in zip(raised, [*texts, *[""] * len(raised)], strict=False):
             start = f"WorkerFailed: rank {each.rank} of {WORKERS}: "
@@ -202,6 +207,11 @@ def failures_are_told(trial: Trial) -> Iterator[Comparison]:
                 yield broken(f"{each}, told to rank {rank}", "another end", f"{start}{each.message}", text or "a whole run")
                 return
         yield from same(f"errors told to rank {rank}", len(raised), len(texts))
+    for rank, (text, soon) in enumerate(ends):
+        start = f"{own.kind}: {own.message}" if rank == own.rank else f"WorkerLost: rank {rank} of {WORKERS} lost"
+        if not text.startswith(start):
+            yield broken(f"{own}, end of rank {rank}", "another end", start, text or "a whole run")
+        yield from same(f"whether rank {rank} ends long before it has waited for the other, after {own}", True, soon)
 
 
 def _found_by_the_first(folders: Sequence[Path]) -> dict[str, str]:

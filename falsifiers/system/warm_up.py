@@ -33,9 +33,9 @@ ERRORS = (
 NO_MEMORY = "OutOfMemoryError"
 """What torch raises where a device has no memory left, which may be tried again."""
 OWN = "CompilationError"
-"""What Triton raises where a kernel does not compile, which is an Exception and no other error of Python's."""
+"""Triton raises it where a kernel does not compile; it has no other base than Exception."""
 ENDS = ("KeyboardInterrupt", "SystemExit")
-"""What ends a process, and is no failure of a computation."""
+"""They end a process, and are no failures of a computation."""
 
 
 def kernels_come_before_weights(trial: Trial) -> Iterator[Comparison]:

@@ -348,6 +348,10 @@ class Trainer(Protocol):
         The n-th run is in the folder `n`, and goes on from the state there, if there is one. "" stands for no error, and is the last.
         """
 
+    def parted(self, problem: Problem, raised: Raised, folder: Path, seconds: float) -> list[tuple[str, bool]]:
+        """How a run of two workers that wait so many seconds for each other ends for each where one has an error after its first step, of
+        which it tells nobody, and whether that was before half of these seconds had passed."""
+
     def agree(
         self, held: Sequence[Sequence[Array]], texts: Sequence[Sequence[str]], reasons: Sequence[str], chunk: int
     ) -> list[tuple[list[str], list[Array], list[list[str]]]]:

@@ -119,7 +119,7 @@ class Block(Session):
         return {"part": [name for name, size in self._counted.parts.items() if size], "tensor": held.shape[0]}
 
     def _see_sole_writer(self) -> dict[str, Any]:
-        """Whether the folder is locked to a process that opens its lock now, and to one that opened it before the first block."""
+        """Says whether the folder is locked to a process that opens its lock now, and to one that opened it before the first block."""
         now, before = self._folder / LOCK, self._folder / "lock as it was"
         now.touch()
         if not before.exists():

@@ -31,7 +31,7 @@ SUMS = ("average_gradients", "clip_by_global_norm", "adamw_step", "lm_cross_entr
 
 
 class CompilationError(Exception):
-    """What a compiler raises that has errors of its own, which no class of Python's but Exception is above; Triton's has."""
+    """An error of a compiler's own class, which has no other base than Exception, as Triton's have."""
 
 
 ERRORS = vars(builtins) | {"OutOfMemoryError": torch.OutOfMemoryError, "CompilationError": CompilationError}

@@ -19,7 +19,7 @@ Wait = Callable[[str], None]
 PATIENCE = 1.0
 """Seconds that a thread beside the run waits for the next step of a small model, which takes a hundredth of that."""
 KINDS = 4
-"""Of calls that a thread waits in: see `Wait`."""
+"""There are so many kinds of call that a thread waits in: see `Wait`."""
 PAUSE = 0.5
 """Seconds that a write takes while other threads work, in which they can convert a small model many times."""
 
@@ -84,7 +84,7 @@ def until_the_next_step(parameters: Collection[Tensor]) -> Wait:
 
 
 def _waits(thread: int) -> bool:
-    """Whether the thread waits for another one, unless that is about to begin."""
+    """Says whether the thread waits for another one, which has begun already."""
     frame, names = sys._current_frames().get(thread), set[str]()  # documented, in spite of its name
     while frame is not None and frame.f_code.co_filename == threading.__file__:
         names.add(frame.f_code.co_name)

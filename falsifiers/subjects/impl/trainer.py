@@ -4,8 +4,10 @@ import argparse
 import dataclasses
 import io
 import json
+import math
 import signal
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
@@ -95,6 +97,12 @@ class Trainer(Door):
         """How each of two workers ends where one of them has an error at a place of a run, for each of these in turn."""
         outcomes = on_ranks(_told, 2, (problem, list(raised), folder), self._device)
         return [outcome.answer or [outcome.ended] for outcome in outcomes]
+
+    def parted(self, problem: Problem, raised: Raised, folder: Path, seconds: float) -> list[tuple[str, bool]]:
+        """How two workers end of which one fails by itself, and whether they do so at once. They exchange on the host."""
+        outcomes = on_ranks(_parted, 2, (problem, raised, folder, seconds), self._device, by_environment=True)
+        ends = [outcome.answer or (outcome.ended, math.inf, math.inf) for outcome in outcomes]
+        return [(text, end - ends[raised.rank][1] < seconds / 2) for text, _, end in ends]
 
     def patience(self, seconds: float) -> list[float | str]:
         """How many seconds each of two workers waits for what the other one sends, where it was told to wait so long."""
@@ -296,6 +304,26 @@ def _told(group: Group, device: torch.device, problem: Problem, raised: list[Rai
         else:
             return [*said, ""]
     return said
+
+
+def _parted(alone: Group, device: torch.device, problem: Problem, raised: Raised, folder: Path, seconds: float) -> tuple[str, float, float]:
+    """The end of a worker, and when it failed and when it had left the group, by the clock of the host."""
+    del alone
+    failed, text = [0.0], ""
+
+    def fail(*_: object) -> None:
+        failed.append(time.monotonic())
+        raise type(raised.kind, (ERRORS.get(raised.kind, Exception),), {})(raised.message)
+
+    try:
+        with (
+            groups.joined("cpu", timeout=seconds) as (group, _),
+            mock.patch.object(Watch, "step", fail if group.rank == raised.rank else Watch.step),
+        ):
+            _fit(group, device, problem, folder, Plan(), None)
+    except Exception as caught:  # what a worker ends with is asked
+        text = f"{type(caught).__name__}: {caught}"
+    return text, failed[-1], time.monotonic()
 
 
 def _patience(group: Group, device: torch.device, seconds: float) -> float:
