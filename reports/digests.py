@@ -17,7 +17,7 @@ _DATA: Final = (
     *(f"contracts/{name}.json" for name in ("contract.schema", "vocabulary.schema", "calibration", "mutants", "system_checks")),
     *(f"falsifiers/data/*.{suffix}" for suffix in ("json", "jsonl", "safetensors")),
     "falsifiers/numeric/calibration_record.json",
-    "falsifiers/diagnosis/failures.json",
+    *(f"falsifiers/diagnosis/{name}.json" for name in ("failures", "planted")),
     "falsifiers/runner/known-failures.yaml",
 )
 """The files that a run reads beside Python code. A file of another name changes no verdict, such as an export or an editor's backup."""

@@ -1,5 +1,6 @@
 """Changes drawn at random and patches: a wrong one is found by the claim that executes it, an equal one survives, and all else stays."""
 
+import json
 import sys
 from collections.abc import Sequence
 from difflib import unified_diff
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.attackers import chance, changes, near, seen, shared
+from benchmarks.attackers import chance, changes, near, places, seen, shared
 from benchmarks.attackers.round import FOUND, MISSED, Bug
 from blackswan import contracts
 from blackswan.falsifiers.runner.campaign import Selection, targets
@@ -136,3 +137,25 @@ def test_claims_that_execute_another_line_of_the_file_come_next() -> None:
     traced = [(1.0, one, frozenset(["kernels/rope.py:3"])), (2.0, other, frozenset(["kernels/swiglu.py:3"]))]
     assert near._nearest(frozenset(["kernels/rope.py:3", "kernels/swiglu.py:4"]), traced) == ([(1.0, one)], [(2.0, other)])
     assert near._nearest(frozenset(["kernels/swiglu.py:9"]), traced) == ([], [(2.0, other)])
+
+
+def test_where_changes_were_found_is_known_of_rounds_before_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, at in ((1, "step 2, loss"), (2, "step 3, loss")):
+        (tmp_path / f"round-{number}").mkdir()
+        found = {"claims": ["TRN-SCORES float32"], "culprit": "impl.fit:fit at elsewhere", "where": "impl/fit.py:_Run._after", "place": at}
+        missed = {"claims": [], "where": "impl/fit.py:fit"}
+        of_an_operation = {**found, "claims": ["OP-POOL float32"]}
+        patches = {"01-a.patch": found, "02-b.patch": missed, "03-c.patch": of_an_operation}
+        (tmp_path / f"round-{number}/results_near.json").write_text(json.dumps({"patches": patches}))
+    file = tmp_path / places.PLANTED.relative_to(places.CHECKOUT)
+    file.parent.mkdir(parents=True)
+    monkeypatch.setattr(places, "FOLDER", tmp_path)
+    monkeypatch.setattr(places, "PLANTED", file)
+    monkeypatch.setattr(places, "CHECKOUT", tmp_path)
+    assert places.main() == 0
+    first = {"round-1/01-a": ["impl.fit:_Run._after", "step 2, loss"]}
+    assert json.loads(file.read_text()) == {"TRN-SCORES": {**first, "round-2/01-a": ["impl.fit:_Run._after", "step 3, loss"]}}
+    places.forget(tmp_path, tmp_path / "of nobody/01-a.patch")
+    assert len(json.loads(file.read_text())["TRN-SCORES"]) == 2
+    places.forget(tmp_path, tmp_path / "round-2/02-b.patch")
+    assert json.loads(file.read_text()) == {"TRN-SCORES": first}

@@ -19,6 +19,7 @@ from falsifiers_claims import CLAIMS
 from reports_factory import CULPRIT, verdict
 
 from blackswan.falsifiers.diagnosis import changes, tracing
+from blackswan.falsifiers.diagnosis import suspects as ranking
 from blackswan.falsifiers.diagnosis.blame import diagnose
 from blackswan.falsifiers.diagnosis.run_failures import recorded
 from blackswan.falsifiers.diagnosis.suspects import NAMED, failures_like, program, suspects, words
@@ -109,6 +110,38 @@ def test_a_failure_of_another_claim_in_the_same_words_counts(monkeypatch):
     other = next(name for name in recorded()["TRN-RUN-STEPS"] if name in STEPS)
     place = recorded()["TRN-RUN-STEPS"][other]
     assert program().defined(STEPS[other].step) in suspects(replace(CLAIMS["TRN-RUN-STEPS"], id="TRN-RUN-STEPS-ANEW"), place)
+
+
+@pytest.fixture
+def planted(monkeypatch):
+    """Says that one change is known, of a function and where TRN-SCORES fails on it, and no mutant."""
+
+    def known(function, place):
+        changes = {"TRN-SCORES": {"round-1/01-a-change": [function, place]}}
+        monkeypatch.setattr(ranking, "planted", lambda: changes)
+        monkeypatch.setattr(ranking, "recorded", dict)
+        monkeypatch.setattr(ranking, "WORDS", 0.0)
+        ranking._failures.cache_clear()
+
+    yield known
+    ranking._failures.cache_clear()
+
+
+def test_a_planted_change_that_failed_at_the_same_place_counts_and_what_its_function_calls(planted):
+    claim = CLAIMS["TRN-SCORES"]
+    planted("impl.samples:split_validation", "step #, a place")
+    first, *others = suspects(claim, "step 4, a place")
+    assert first == "impl.samples:split_validation"
+    assert failures_like(claim, "step 4, a place", first) == "a wrong version of it fails here too (round-1/01-a-change)"
+    called = {name for name in program().calls[first] if name != first}
+    assert called
+    assert called <= set(others[: len(called)])
+    assert not called & set(suspects(claim, "step 4, a place", {*program().functions} - {first})[: len(called)])
+
+
+def test_a_change_of_a_function_that_is_gone_is_not_known(planted):
+    planted("impl.samples:gone", "a place")
+    assert suspects(CLAIMS["TRN-SCORES"], "a place") == ()
 
 
 def test_an_error_says_which_functions_it_came_through():

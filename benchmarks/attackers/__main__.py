@@ -1,5 +1,6 @@
 """`python -m benchmarks.attackers round-1`: plants each bug of a round into a copy of the checkout and runs the falsifiers on it; with
-`random` in its place, changes that are drawn (see `chance`); with `seen`, what the claims give to each function (see `seen`).
+`random` in its place, changes that are drawn (see `chance`); with `seen`, what the claims give to each function (see `seen`); with
+`places`, where claims fail on the changes of all rounds is written for the ranking of suspects.
 
 Results go to results.json beside the patches; patches that are there are not run again without `--again`. What stands after `--` goes to
 pytest, and such results to a file of their own. Bugs that show on a GPU only are NOT RUN without one, or asked on a CPU with `--near`.
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import command
+from benchmarks.attackers import places
 from benchmarks.attackers.round import BROKEN, FOUND, MISSED, NOT_RUN, Bug, attack, commit, false_claims
 
 FOLDER = Path(__file__).resolve().parent
@@ -27,6 +29,8 @@ def main() -> int:
         from benchmarks.attackers import chance, seen  # imports torch
 
         return (chance if sys.argv[1] == "random" else seen).main(sys.argv[2:])
+    if sys.argv[1:] == ["places"]:
+        return places.main()
     options = _options()
     if options.near and options.pytest:
         raise command.CannotRun(f"{' '.join(options.pytest)}: --near does not ask pytest; expected --near or options for pytest")
@@ -46,7 +50,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attackers", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("round", help="folder of patches, e.g. round-1; or `random` or `seen`, which have options of their own")
+    parser.add_argument("round", help="folder of patches, e.g. round-1; or `random`, `seen` (they have options of their own) or `places`")
     parser.add_argument("--only", metavar="NN", action="append", help="this patch only; may be repeated")
     parser.add_argument("--jobs", metavar="N", type=int, choices=range(1, 65), default=1, help="patches at a time (default: 1)")
     parser.add_argument(

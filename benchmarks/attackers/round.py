@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.attackers import places
 from benchmarks.command import CannotRun
+from blackswan.falsifiers.diagnosis import run_failures
+from blackswan.falsifiers.numeric import comparison
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 FOUND, MISSED, NOT_RUN, BROKEN = "FOUND", "MISSED", "NOT RUN", "BROKEN"
@@ -69,7 +72,9 @@ def attack(bug: Bug, options: Sequence[str], before: Sequence[str]) -> Record:
     blamed = " at ".join(str(culprit[key]) for key in ("operation", "path") if culprit.get(key))
     changed = culprit.pop("changed", ())  # so that `said` is about the ranking alone
     said, listed = _said([false[0][key] for key in ("operation", "culprit", "reason")], bug.where), _said(changed, bug.where)
-    return bug.outcome(FOUND, claims=names[:FEW], falsified=len(names), culprit=blamed, said=said, changed=listed, **taken)
+    shown = false[0]["counterexample"] or {}
+    at = run_failures.place(comparison.where(shown.get("tensor", ""), shown.get("metric")))
+    return bug.outcome(FOUND, claims=names[:FEW], falsified=len(names), culprit=blamed, place=at, said=said, changed=listed, **taken)
 
 
 def _said(words: Any, where: str) -> str:
@@ -81,11 +86,12 @@ def _said(words: Any, where: str) -> str:
 
 @contextmanager
 def planted(patch: Path | None) -> Iterator[tuple[Path, str]]:
-    """A clone in which the patch is not committed, and in words why it does not apply."""
+    """A clone in which the patch is not committed, and nothing known of its round; and in words why it does not apply."""
     with tempfile.TemporaryDirectory(prefix="attackers-") as folder:
         copy = Path(folder) / "checkout"
         executed(["git", "clone", "-q", "--shared", str(CHECKOUT), str(copy)], CHECKOUT).check_returncode()
         applied = executed(["git", "apply", "-C1", str(patch)], copy) if patch else None
+        places.forget(copy, patch)
         yield copy, applied.stderr.decode().strip() if applied and applied.returncode else ""
 
 

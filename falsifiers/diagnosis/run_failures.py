@@ -1,13 +1,15 @@
-"""Reads where the mutants of claims about runs, files, data and devices fail: a failure at a like place may have a like cause.
+"""Reads where claims about runs, files, data and devices fail on programs with a known mistake: a failure at a like place may have a like
+cause.
 
-`failures.json` names the place for each such claim and mutant, without the numbers. `python -m falsifiers power --record-failures` makes
-it anew.
+`failures.json` names the place for each such claim and mutant, without the numbers; `python -m falsifiers power --record-failures` makes it
+anew. `planted.json` does for each claim and planted change, with the function of the mistake; `python -m benchmarks.attackers places` makes
+it anew from the results of all rounds.
 """
 
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.runner.verdict import Culprit
 from blackswan.falsifiers.system.run_problem import ACCUMULATION
 
-RECORD = Path(__file__).with_name("failures.json")
+RECORD, PLANTED = (Path(__file__).with_name(f"{name}.json") for name in ("failures", "planted"))
 
 
 def place(tensor: str) -> str:
@@ -31,6 +33,13 @@ def place(tensor: str) -> str:
 def recorded() -> Mapping[str, Mapping[str, str]]:
     """Claim → mutant → the place where the claim fails on that mutant."""
     found: Mapping[str, Mapping[str, str]] = json.loads(RECORD.read_text(encoding="utf-8"))
+    return found
+
+
+@cache
+def planted() -> Mapping[str, Mapping[str, Sequence[str]]]:
+    """Claim → planted change, `round-60/32-strata-by-numpy` → the function of its mistake, and the place where the claim fails on it."""
+    found: Mapping[str, Mapping[str, Sequence[str]]] = json.loads(PLANTED.read_text(encoding="utf-8"))
     return found
 
 

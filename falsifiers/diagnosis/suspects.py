@@ -1,9 +1,9 @@
-"""Suspects of a falsified claim: the functions of `impl` that ran, ranked by what its words and the failures of mutants say of them.
+"""Suspects of a falsified claim: the functions of `impl` that ran, ranked by what its words and known failures say of them.
 
-Three things count for a function: one of its mutants was seen to fail at a place, of this claim or another, whose words are alike
-(`run_failures`); so was one of its module's; and its source says the words of the claim and of the place. Suspects are ranked, not proven.
-The weights were chosen on the recorded failures, each mutant left out in turn; `benchmarks/README.md` has the hit rates on bugs that were
-planted.
+Three things count for a function: a wrong version of it, a mutant or a planted change, was seen to fail at a place, of this claim or
+another, whose words are alike (`run_failures`), or one of a function that calls it; so was one of its module's; and its source says the
+words of the claim and of the place. Suspects are ranked, not proven. The weights were chosen on the recorded failures, each mutant left out
+in turn; `benchmarks/README.md` has the hit rates on bugs that were planted, by what was known before.
 """
 
 import ast
@@ -12,11 +12,11 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 from blackswan.contracts.model import Claim
 from blackswan.falsifiers.diagnosis.changes import definitions
-from blackswan.falsifiers.diagnosis.run_failures import place, recorded
+from blackswan.falsifiers.diagnosis.run_failures import place, planted, recorded
 from blackswan.falsifiers.diagnosis.tracing import IMPL, module_of
 from blackswan.falsifiers.mutants.registry import STEPS
 
@@ -24,8 +24,9 @@ NAMED = 8
 """So many functions are named."""
 MUTANTS = 3
 """And so many mutants of the first."""
-KIN, MODULE, WORDS = 1.0, 1.0, 0.5
-"""Weights: of the likeness of the nearest failure of a function's mutants, of that of its module's, and of the score by words."""
+KIN, CALLED, MODULE, WORDS = 1.0, 0.7, 1.0, 0.5
+"""Weights: of the likeness of the nearest known failure of a function, of that of one which calls it, of that of its module's, and of the
+score by words."""
 SATURATION, LENGTH = 1.2, 0.75
 """The usual k₁ and b of BM25 (Robertson & Zaragoza 2009, doi:10.1561/1500000019)."""
 
@@ -40,6 +41,15 @@ class Program:
     functions: Mapping[str, str]
     imports: Mapping[str, str]
     kernels: frozenset[str] = frozenset()
+
+    @cached_property
+    def calls(self) -> Mapping[str, frozenset[str]]:
+        """The functions of its own module that each function calls, by their names alone: of whichever object a method is."""
+        by_name = dict[tuple[str, str], set[str]]()
+        for name in self.functions:
+            by_name.setdefault((_module_of(name), _last(name)), set()).add(name)
+        called = {name: {(_module_of(name), word) for word in re.findall(r"\b(\w+)\(", source)} for name, source in self.functions.items()}
+        return {name: frozenset().union(*(by_name.get(place, ()) for place in places)) for name, places in called.items()}
 
     def defined(self, name: str) -> str:
         """The name of a function where it is defined, for one by which another module knows it."""
@@ -67,7 +77,11 @@ def suspects_among(names: Collection[str], claim: Claim, tensor: str, ran: Colle
 
 def _scores(claim: Claim, tensor: str, ran: Collection[str] | None, others: Collection[str] = ()) -> dict[str, float]:
     """How suspicious functions are that ran, and the `others`; a kernel or a constant counts as run where a function of its module is."""
-    kin, words, functions = _kin(claim, tensor), _by_words(claim, tensor), program().functions
+    own, words, functions = _kin(claim, tensor), _by_words(claim, tensor), program().functions
+    kin = dict(own)
+    for caller, called in program().calls.items():
+        for name in called if ran is None or caller in ran else ():
+            kin[name] = max(kin.get(name, 0.0), CALLED * own.get(caller, 0.0))
     unseen = {*kin, *others} - functions.keys() | program().kernels
     modules, beside = dict[str, float](), {_module_of(name) for name in ran or ()}
     for name, likeness in kin.items():
@@ -80,22 +94,21 @@ def _scores(claim: Claim, tensor: str, ran: Collection[str] | None, others: Coll
 
 
 def failures_like(claim: Claim, tensor: str, function: str) -> str:
-    """Which mutants of the function are known to fail the claim, at the same place or elsewhere, as a reason to suspect it."""
-    known = {name: at for name, at in recorded().get(claim.id, {}).items() if name in STEPS and _function(name) == function}
+    """Which wrong versions of the function are known to fail the claim, at the same place or elsewhere, as a reason to suspect it."""
+    known = {failure.name: failure.place for failure in _failures() if (failure.claim, failure.function) == (claim.id, function)}
     alike = [name for name, at in known.items() if at == place(tensor)]
     if not known:
-        return "no wrong version of it is known to fail this claim; its source and failures of other claims point to it"
+        return "no wrong version of it is known to fail this claim; its source, what calls it and failures of other claims point to it"
     where = "here too" if alike else "this claim, though elsewhere"
     return f"a wrong version of it fails {where} ({', '.join((alike or [*known])[:MUTANTS])})"
 
 
-def _function(mutant: str) -> str:
-    """The name of the function that a mutant changes, where it is defined."""
-    return program().defined(STEPS[mutant].step)
-
-
 def _module_of(name: str) -> str:
     return name.partition(":")[0]
+
+
+def _last(name: str) -> str:
+    return re.split(r"[:.]", name)[-1]
 
 
 @cache
@@ -129,26 +142,44 @@ def words(text: str) -> list[str]:
 
 
 def _kin(claim: Claim, tensor: str) -> dict[str, float]:
-    """By function the likeness, 0 to 1, of this failure to the nearest one of its mutants: the share of words, rare ones counting more."""
+    """By function the likeness, 0 to 1, of this failure to the nearest known one of it: the share of words, rare ones counting more."""
     failures = _failures()
-    rarity = Counter(word for _, said in failures for word in said)
+    rarity = Counter(word for failure in failures for word in failure.words)
     size = {word: math.log1p(len(failures) / count) for word, count in rarity.items()}
 
     def weight(said: frozenset[str]) -> float:
         return sum(size.get(word, 1.0) for word in said)
 
     here, found = frozenset(words(f"{claim.id} {place(tensor)}")), dict[str, float]()
-    for function, said in failures:
-        if common := weight(here & said):
-            found[function] = max(found.get(function, 0.0), common / math.sqrt(weight(here) * weight(said)))
+    for failure in failures:
+        if common := weight(here & failure.words):
+            likeness = common / math.sqrt(weight(here) * weight(failure.words))
+            found[failure.function] = max(found.get(failure.function, 0.0), likeness)
     return found
 
 
+@dataclass(frozen=True)
+class _Failure:
+    """A claim that fails at a place on a mutant or a planted change of this name, of which the function is wrong."""
+
+    name: str
+    function: str
+    claim: str
+    place: str
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        return frozenset(words(f"{self.claim} {self.place}"))
+
+
 @cache
-def _failures() -> list[tuple[str, frozenset[str]]]:
-    """The function of each recorded failure of a mutant, and the words of claim and place."""
-    known = ((name, f"{claim} {at}") for claim, failures in recorded().items() for name, at in failures.items() if name in STEPS)
-    return [(_function(name), frozenset(words(said))) for name, said in known]
+def _failures() -> list[_Failure]:
+    """What is recorded of mutants, and of planted changes of functions that there are."""
+    defined, functions = program().defined, program().functions
+    mutants = ((name, STEPS[name].step, claim, at) for claim, known in recorded().items() for name, at in known.items() if name in STEPS)
+    found = [_Failure(name, defined(step), claim, at) for name, step, claim, at in mutants]
+    changes = ((name, *said, claim) for claim, known in planted().items() for name, said in known.items())
+    return found + [_Failure(name, defined(step), claim, at) for name, step, at, claim in changes if defined(step) in functions]
 
 
 @cache

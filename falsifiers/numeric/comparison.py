@@ -91,15 +91,20 @@ class Comparison:
     @property
     def where(self) -> str:
         """The tensor; where no answer came, with what the subject raised, and of paths the last part."""
-        if self.tensor != NO_ANSWER:
-            return self.tensor
-        without_folders = re.sub(r"/[^\s:]*/", "", self.reason or "")
-        return f"{NO_ANSWER} {without_folders}"
+        return where(self.tensor, self.reason)
 
     def describe(self) -> dict[str, Any]:
         """The comparison as a record has it."""
         plain = {name: getattr(self, name) for name in ("tensor", "expected", "actual", "error", "limit", "ulp", "cosine")}
         return {**plain, "index": list(self.index), "metric": self.reason or self.metric}
+
+
+def where(tensor: str, reason: str | None) -> str:
+    """`Comparison.where` of a tensor, and the reason why it differs or what was raised in its place."""
+    if tensor != NO_ANSWER:
+        return tensor
+    without_folders = re.sub(r"/[^\s:]*/", "", reason or "")
+    return f"{NO_ANSWER} {without_folders}"
 
 
 def broken(tensor: str, reason: str, expected: Any = None, actual: Any = None, index: tuple[int, ...] = ()) -> Comparison:
