@@ -88,8 +88,9 @@ def save_adapter(
     """Writes an adapter that `load_adapter` and PEFT read; an existing folder of that name is replaced as a whole.
 
     `trainable` are the tensors of `trainable_shapes(config, adaptation)`, stored in their dtype; `base` is the checkpoint's folder and
-    `extra` what else is to come back, as JSON holds it. Raises a ValueError where the tensors are not the adaptation's, and a
-    FileExistsError where `folder` holds something else than an adapter, or a checkpoint's weights beside it; nothing has changed then.
+    `extra` what else is to come back, as JSON holds it. Raises a ValueError where the tensors are not the adaptation's or `extra` could
+    not be read again (NaN, an infinity, the keys 1 and "1" together), and a FileExistsError where `folder` holds something else than an
+    adapter, or a checkpoint's weights beside it; nothing has changed then.
     """
     require_named(trainable_shapes(config, adaptation), trainable, str(folder))
     if folder.exists() and not (folder / ADAPTER_CONFIG).is_file():
@@ -193,7 +194,11 @@ def write_beside(
         values["lora"] = {"rank": adaptation.rank, "alpha": float(adaptation.alpha), "targets": adaptation.targets}
     kept = {name: checksum(tensor) for name, tensor in tensors.items()}
     values["checksums"] = {"tensors": kept, "base": dict(base_checksums or {})}
-    path.write_text(json.dumps(values | {"digest": _digest(values)}, indent=2) + "\n")
+    try:
+        text = strict_json.dumps(values | {"digest": _digest(values)})
+    except ValueError as error:
+        raise ValueError(f"{path.name} could not be read again with what it is to keep ({error}); leave that out of `extra`") from None
+    path.write_text(text + "\n")
 
 
 def _digest(values: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""JSON without silence: a key that is given twice is an error."""
+"""JSON without silence: a key that is given twice is an error, when it is read and when it is written."""
 
 import json
 from typing import Any
@@ -17,6 +17,16 @@ def loads(text: str | bytes, *, repeated: bool = False) -> Any:
         return json.loads(text, object_pairs_hook=dict if repeated else _unique, parse_constant=_refuse)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def dumps(value: Any) -> str:
+    """The text of a value, in lines. Raises a TypeError for what JSON does not have, and a ValueError for what `loads` would refuse.
+
+    That is NaN, an infinity, and keys that differ only until they are text, as 1 and "1" do.
+    """
+    text = json.dumps(value, indent=2)
+    loads(text)
+    return text
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

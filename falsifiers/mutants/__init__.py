@@ -26,6 +26,7 @@ for _module in (
         "adapters",
         "merging",
         "saved_files",
+        "adapter_crossings",
         "apr_files",
         "apr_writers",
         "apr_readers",

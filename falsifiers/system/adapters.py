@@ -42,7 +42,7 @@ from blackswan.falsifiers.system.adapter_files import (
     target_modules,
 )
 from blackswan.falsifiers.system.apr_spellings import CLASSES
-from blackswan.falsifiers.system.same import same, same_keys, same_tensors
+from blackswan.falsifiers.system.same import content, same, same_keys, same_tensors
 from blackswan.falsifiers.system.trial import Rounded, Trial, reads_files
 from blackswan.reference.table import Array, Arrays, Table
 
@@ -120,20 +120,32 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
 
 
 def _extra_comes_back(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
-    """An adapter's further content comes back as JSON has it, also where its keys are numbers, of two digits too, or of several types; or
-    it is refused, and nothing is written."""
-    labels, place, before = {number: f"class {number}" for number in range(11)}, folder / "extra", sorted(folder.iterdir())
-    several: dict[Any, Any] = labels | {"a": (1, 2.5), None: True, 0.5: None}
-    extras: list[dict[str, Any]] = [{"id2label": labels}, {"of": [several]}]
-    extra = extras[int(trial.rng("extra").integers(len(extras)))]
-    try:
-        trial.files.save_adapter(place, folder / "base", model.settings, model.trainable, extra=extra)
-    except SubjectError as error:
-        if not isinstance(error.__cause__, TypeError | ValueError):
-            raise
-        return same("what is there after what else was to be saved was refused", before, sorted(folder.iterdir()))
-    back = trial.files.load_adapter(place, folder / "base").extra
-    return same("what else was saved", json.loads(json.dumps(extra)), back)
+    """An adapter's further content comes back as JSON has it, also where its keys are numbers, of two digits too, or of several types, or
+    its texts of any letters; or it is refused, and nothing is written, nor is an adapter lost that was there. So it is with numbers that
+    are none, and with keys that are one in JSON, which could not be read again. The digest is that of all that blackswan.json says, as it
+    always was."""
+    labels: dict[Any, Any] = {number: f"class {number}" for number in range(11)}
+    rng, place = trial.rng("extra"), folder / "extra"
+    extras: list[Any] = [labels, [labels | {"a": (1, 2.5), None: True, 0.5: None}], {"名": "Größe \U0001f600 \x7f\n"}]
+    odd: list[Any] = [float("nan"), [{"a": float("inf")}], {1: "a", "1": "a"}, {"a": {None: 1, "null": 2}}]
+    found: list[Comparison] = []
+    for extra in (extras[int(rng.integers(len(extras)))], odd[int(rng.integers(len(odd)))]):
+        before = sorted(map(str, folder.rglob("*"))), content(place)
+        try:
+            trial.files.save_adapter(place, folder / "base", model.settings, model.trainable, extra={"of": extra})
+        except SubjectError as error:
+            if not isinstance(error.__cause__, TypeError | ValueError):
+                raise
+            after = sorted(map(str, folder.rglob("*"))), content(place)
+            found += same("what is there after what else was to be saved was refused", before, after)
+            continue
+        default = str(rng.choice(["meta", "cpu"]))
+        back = trial.files.load_adapter(place, folder / "base", default).extra
+        found += same("what else was saved", json.loads(json.dumps({"of": extra})), back)
+        said = read_json(place / BESIDE)
+        digest = said.pop("digest")
+        found += same(f"digest in {BESIDE}", hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest(), digest)
+    return found
 
 
 def drawn_dtypes(rng: Generator, model: Model) -> dict[str, np.dtype[Any]]:
@@ -202,7 +214,8 @@ def adapter_arrives_exactly(trial: Trial) -> list[Comparison]:
     with tempfile.TemporaryDirectory() as folder:
         neutral = {key: values[int(rng.integers(len(values)))] for key, values in NEUTRAL.items()}
         written = model.write_peft(Path(folder) / "peft", dtypes, head_bias, parts=int(rng.integers(3)), **neutral)
-        found = trial.files.load_adapter(written, base := model.write_checkpoint(Path(folder) / "base"))
+        default = str(rng.choice(["meta", "cpu"]))
+        found = trial.files.load_adapter(written, base := model.write_checkpoint(Path(folder) / "base"), default)
         own = str(rng.choice(["float32", "bfloat16", "float64"]))
         trained = trial.files.trained_dtypes(written, base, own)
         with (written / ADAPTER_WEIGHTS).open("r+b") as file:  # what was loaded stays as it is

@@ -32,9 +32,10 @@ def quantised_export(trial: Trial) -> list[Comparison]:
     with new_folder() as folder:
         base = model.write_checkpoint(folder / "base")
         shutil.copyfile(CHECKPOINT / TOKENIZER, base / TOKENIZER)
-        for dtype, code in (("q8", "AprQ8"), ("q4", "AprQ4")):
+        defaults = map(str, trial.rng("default device").permutation(["cpu", "meta"]))
+        for (dtype, code), default in zip((("q8", "AprQ8"), ("q4", "AprQ4")), defaults, strict=True):
             path = folder / f"{dtype}.apr"
-            trial.files.export(base, path, dtype)
+            trial.files.export(base, path, dtype, default=default)
             stored = apr_format.read(path)[2]
             for name, value in model.decoder.items():
                 if value.ndim == 1:

@@ -267,7 +267,7 @@ def written_file(trial: Trial) -> Iterator[Comparison]:
         yield from same("tokenizer", (base / TOKENIZER).read_text(), path.with_name("model.tokenizer.json").read_text())
         yield from same("files", ["base", "model.apr", "model.tokenizer.json"], sorted(each.name for each in folder.iterdir()))
         trial.pretrainer.initial(base, path)
-        trial.files.export(base, folder / "parts.apr", dtype, at_most=len(path.read_bytes()) // 40)
+        trial.files.export(base, folder / "parts.apr", dtype, at_most=len(path.read_bytes()) // 40, default="meta")
         yield from same("file of a system that takes few bytes at a call", path.read_bytes(), (folder / "parts.apr").read_bytes())
         yield trial.refuses("over another", partial(trial.files.export, base, path), "model.apr exists", "FileExistsError")
         for renames in range(2):

@@ -95,9 +95,9 @@ class Files(Door):
         except EOFError:  # it was killed
             return ""
 
-    def load_adapter(self, folder: Path, base: Path) -> LoadedAdapter:
-        """An adapter as it arrives where torch's default device is none that has numbers."""
-        with torch.device("meta"):
+    def load_adapter(self, folder: Path, base: Path, default: str = "cpu") -> LoadedAdapter:
+        """An adapter as it arrives under that default device of torch's; `meta` has no numbers."""
+        with torch.device(default):
             found = adapter.load_adapter(folder, checkpoint.read_config(base))
         settings = {name: getattr(found.adaptation, name) for name in AdapterSettings.__dataclass_fields__}
         settings["targets"] = settings["targets"].replace(",", "+")
@@ -183,11 +183,19 @@ class Files(Door):
         _within(memory, lambda: dict(checkpoint.load_checkpoint(path).tensors))
         return {}
 
-    def export(self, model: Path, output: Path, dtype: str | None = None, renames: int | None = None, at_most: int | None = None) -> None:
+    def export(
+        self,
+        model: Path,
+        output: Path,
+        dtype: str | None = None,
+        renames: int | None = None,
+        at_most: int | None = None,
+        default: str = "cpu",
+    ) -> None:
         """A checkpoint as an .apr file; on a disk that fails to rename after so many times, from a system that takes so many bytes of a
-        file at most at a call, as Linux takes 2 GiB. Torch's default device is none that has numbers."""
+        file at most at a call, as Linux takes 2 GiB, and under that default device of torch's, of which `meta` has no numbers."""
         writes = nullcontext() if at_most is None else writing(at_most)
-        with nullcontext() if renames is None else _renaming(renames), writes, torch.device("meta"):
+        with nullcontext() if renames is None else _renaming(renames), writes, torch.device(default):
             apr_write.export_apr(checkpoint.load_checkpoint(model), model, output, dtype)
 
     def load_tokenizer(self, folder: Path) -> int:
