@@ -3,7 +3,10 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 
@@ -27,3 +30,27 @@ def adapter_digest_of_other_letters(_: Step, values: Mapping[str, Any]) -> str:
     """Letters beyond ASCII are not escaped in the digest, so that adapters of before that have some are refused."""
     said = json.loads(json.dumps({key: value for key, value in values.items() if key != "digest"}))
     return hashlib.sha256(json.dumps(said, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline.from_adapter")
+def base_of_an_adapter_without_checksums_unknown(opened: Step, folder: Path, *given: Any, **named: Any) -> Any:
+    """An adapter is saved with what it said of its base: nothing, where it came without checksums, and then any base will do."""
+    pipeline = opened(folder, *given, **named)
+    if not (folder / "blackswan.json").exists():
+        pipeline.base_checksums = {}
+    return pipeline
+
+
+@wrong_step("impl.adapter:checksum")
+def adapter_of_tensors_in_training_refused(checksum: Step, tensor: Any) -> str:
+    """The parameters of a module in training are not saved: they require gradients."""
+    if tensor.requires_grad:
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+    return str(checksum(tensor))
+
+
+@wrong_step("impl.merge:_dequantized")
+def merged_codes_in_the_default_dtype(dequantized: Step, path: str, stored: Any, *given: Any) -> Any:
+    """Weights in NF4 are merged in torch's default dtype, which a library may have set for the process."""
+    found = dequantized(path, stored, *given)
+    return found.to(torch.promote_types(stored.dtype, torch.get_default_dtype()))

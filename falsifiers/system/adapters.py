@@ -68,14 +68,15 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 @contextmanager
-def saved(trial: Trial, model: Model, *, merged: bool = False) -> Iterator[Path]:
-    """A folder with the model's checkpoint as `base` and what the subject saves: the `adapter` and, where asked for, `merged`."""
+def saved(trial: Trial, model: Model, *, merged: bool = False, default: str = "float32") -> Iterator[Path]:
+    """A folder with the model's checkpoint as `base` and what the subject saves: the `adapter` and, where asked for, `merged`, under that
+    default dtype of torch's."""
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent)
         base = model.write_checkpoint(folder / "base")
         trial.files.save_adapter(folder / "adapter", base, model.settings, model.trainable)
         if merged:
-            trial.files.merge(folder / "adapter", base, folder / "merged", model.trained_in)
+            trial.files.merge(folder / "adapter", base, folder / "merged", model.trained_in, default=default)
         yield folder
 
 

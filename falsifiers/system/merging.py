@@ -20,6 +20,7 @@ from blackswan.falsifiers.numeric.precision import STORAGE, UNIT_ROUNDOFF
 from blackswan.falsifiers.system import config_files
 from blackswan.falsifiers.system.adapter_files import (
     ADAPTER_CONFIG,
+    BESIDE,
     CONFIG,
     HEAD,
     WEIGHTS,
@@ -54,8 +55,8 @@ def merged_weights_are_sums(trial: Trial) -> list[Comparison]:
     """Merged weights are W + (alpha/r) B A up to one rounding to the stored dtype and float32 arithmetic, with W dequantised from NF4.
 
     The other tensors, the head and config.json are as they were. The base may be in several dtypes, and each weight keeps its own; the
-    adapter is in any dtype or in several, and one of its updates is zero. It is asked of an adapter too that was trained in another dtype
-    than the checkpoint's, and in a fifth of the cases of weights with more than 2¹⁶ numbers.
+    adapter is in any dtype or in several, and one of its updates is zero; torch's default dtype may be any. It is asked of an adapter too
+    that was trained in another dtype than the checkpoint's, and in a fifth of the cases of weights with more than 2¹⁶ numbers.
     """
     rng, dtypes = trial.rng("model"), list(DTYPES)
     stored, trained_in = map(str, rng.permutation(dtypes[:3])[:2])
@@ -101,7 +102,8 @@ def _refused_merge(trial: Trial, model: Model, name: str, tensor: str) -> list[C
 
 
 def _merged_sums(trial: Trial, model: Model) -> list[Comparison]:
-    with saved(trial, model, merged=True) as folder:
+    default = str(trial.rng(f"default dtype beside {model.dtype}").choice([model.dtype, *DTYPES]))
+    with saved(trial, model, merged=True, default=default) as folder:
         return _sums(model, folder / "merged", folder / "base")
 
 
@@ -140,7 +142,7 @@ def _settings(model: Model) -> dict[str, Any]:
 def _saved_again(trial: Trial, parent: Path) -> list[Comparison]:
     """An adapter that is opened and saved again has the same files, checksums of its base and all, also where the base's lie beside it.
 
-    It names the base on which it was opened.
+    It names the base on which it was opened. So does one that had no checksums, as PEFT's own, and then it has those of tensors and base.
     """
     stored, beside = content(parent / "adapter"), Path(shutil.copytree(parent / "adapter", parent / "beside"))
     for name in (CONFIG, "tokenizer.json"):
@@ -150,7 +152,11 @@ def _saved_again(trial: Trial, parent: Path) -> list[Comparison]:
     (moved := parent / "moved").symlink_to(CHECKPOINT)
     trial.classifiers.saved_again(parent / "adapter", parent / "on moved", moved)
     named = json.loads((parent / "on moved" / ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
-    return found + same("base of an adapter that was opened on another name of it", str(moved), named)
+    found += same("base of an adapter that was opened on another name of it", str(moved), named)
+    (bare := Path(shutil.copytree(parent / "adapter", parent / "bare")) / BESIDE).unlink()
+    trial.classifiers.saved_again(bare.parent, parent / "from bare")
+    kept, own = (read_json(parent / each / BESIDE)["checksums"] for each in ("adapter", "from bare"))
+    return found + same("checksums of an adapter that had none", kept, own)
 
 
 def _refuses_another_base(trial: Trial, model: Model, parent: Path, rng: Generator) -> list[Comparison]:

@@ -51,9 +51,10 @@ class Files(Door):
         renames: int | None = None,
         extra: Mapping[Any, Any] | None = None,
     ) -> None:
-        """Saves LoRA factors and head from the device, as they lie in memory, and `extra`, over an adapter that is there; on a system that
-        refuses to exchange two names by that error, or for 0 has no call for it, and on a disk that fails to rename after so many times."""
-        held = {name: to_torch(value).to(self._device) for name, value in tensors.items()}
+        """Saves LoRA factors and head from the device, as the parameters of a module in training, as they lie in memory, and `extra`, over
+        an adapter that is there; on a system that refuses to exchange two names by that error, or for 0 has no call for it, and on a disk
+        that fails to rename after so many times."""
+        held = {name: torch.nn.Parameter(to_torch(value).to(self._device)) for name, value in tensors.items()}
         with nullcontext() if exchange is None else _exchanging(exchange), nullcontext() if renames is None else _renaming(renames):
             _save(folder, base, settings, held, extra)
 
@@ -131,16 +132,23 @@ class Files(Door):
         return self._logits(loaded, adapter.load_adapter(folder, loaded.config), input_ids, mask)
 
     def merge(
-        self, folder: Path, base: Path, merged: Path, trained_in: str | None = None, meanwhile: Callable[[], object] | None = None
+        self,
+        folder: Path,
+        base: Path,
+        merged: Path,
+        trained_in: str | None = None,
+        meanwhile: Callable[[], object] | None = None,
+        default: str = "float32",
     ) -> None:
         """Merges an adapter, trained in that dtype where it is not the checkpoint's own, into its checkpoint, as the folder `merged`;
-        `meanwhile` is called once the writing has begun. Without either the checkpoint is in memory, its matrices column by column."""
+        `meanwhile` is called once the writing has begun. Without either the checkpoint is in memory, its matrices column by column.
+        `default` is torch's default dtype meanwhile."""
         options = {"quantized_as": getattr(torch, trained_in)} if trained_in else {}
         loaded = checkpoint.load_checkpoint(base)
         if trained_in is None and meanwhile is None:
             loaded = checkpoint.Checkpoint(loaded.config, _by_columns(loaded.tensors))
         found = adapter.load_adapter(folder, loaded.config)
-        with _once_begun(meanwhile) if meanwhile else nullcontext():
+        with _once_begun(meanwhile) if meanwhile else nullcontext(), default_dtype(default):
             merge.save_merged(merged, loaded, found, source=base, **options)
 
     def merged_logits(self, folder: Path, input_ids: Array, mask: Array) -> Array:
