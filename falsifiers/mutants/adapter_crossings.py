@@ -54,3 +54,12 @@ def merged_codes_in_the_default_dtype(dequantized: Step, path: str, stored: Any,
     """Weights in NF4 are merged in torch's default dtype, which a library may have set for the process."""
     found = dequantized(path, stored, *given)
     return found.to(torch.promote_types(stored.dtype, torch.get_default_dtype()))
+
+
+wrong_steps(
+    "impl.checkpoint:said_beside",
+    exported_link_without_special_tokens=(
+        "The special tokens of a link are not read, nor written to the folder that is made of it.",
+        lambda said, model: {} if model.is_symlink() else said(model),
+    ),
+)

@@ -119,9 +119,11 @@ def models_are_whole(trial: Trial) -> Iterator[Comparison]:
 def _merged_after_training(trial: Trial, problem: Small, texts: Sequence[str]) -> list[Comparison]:
     """Every projection is merged as it was in training: in NF4, made of weights in another dtype than the file's.
 
-    The base is an .apr file, and its name a link to a file of another name, as in Hugging Face's cache. What was merged is not trained.
+    The base is an .apr file, and its name a link to a file of another name, as in Hugging Face's cache. It is exported by that name as any
+    other. What was merged is not trained.
     """
     run, merged, apr = (problem.folder / name for name in ("new/runs/run", "models/merged", "model.apr"))
+    _complete(problem.base, {"bos_token_id": 0, "eos_token_id": [END, OTHER_END]})
     trial.commands.run("export", f"--model={problem.base}", f"--output={apr}")
     apr.rename(problem.folder / "blob")
     apr.symlink_to("blob")
@@ -129,8 +131,13 @@ def _merged_after_training(trial: Trial, problem: Small, texts: Sequence[str]) -
     with chdir(problem.folder):
         trial.commands.run("train", *where, *options({**problem.settings, "validation_fraction": 0.0}))
     trial.commands.run("merge", f"--adapter={run}", f"--output={merged}")
-    trial.commands.run("export", f"--model={apr}", f"--output={problem.folder / 'of a link'}")
     found = list(merged_tensors(problem, run / "last", merged))
+    for output in (problem.folder / "of a link", again := problem.folder / "again.apr"):
+        trial.commands.run("export", f"--model={apr}", f"--output={output}")
+    found += _exported("folder of a link", problem, problem.folder / "of a link", "float32")
+    for path in (apr, apr.with_name(f"model.{TOKENIZER}")):
+        written = again.with_name(path.name.replace("model", "again"))
+        found += same(f"{written.name}, of a link", path.read_bytes(), written.read_bytes() if written.is_file() else b"")
     count, written = sum(value.size for value in problem.model.decoder.values()), (run / "config.yaml").read_text().splitlines()
     found += same(
         "parameters of an .apr file", f"model_params: {count}", next((line for line in written if "model_params" in line), "no line")
