@@ -63,3 +63,9 @@ wrong_steps(
         lambda said, model: {} if model.is_symlink() else said(model),
     ),
 )
+
+
+@wrong_step("impl.merge:write_beside")
+def merged_with_its_settings_alone(write: Step, path: Path, config: Any, adaptation: Any, extra: Mapping[str, Any], *given: Any) -> None:
+    """A merged model keeps the settings of its adapter and, of what else was saved with it, nothing."""
+    write(path, config, adaptation, {key: extra[key] for key in ("settings", "random_architecture") if key in extra}, *given)

@@ -104,7 +104,8 @@ def _refused_merge(trial: Trial, model: Model, name: str, tensor: str) -> list[C
 def _merged_sums(trial: Trial, model: Model) -> list[Comparison]:
     default = str(trial.rng(f"default dtype beside {model.dtype}").choice([model.dtype, *DTYPES]))
     with saved(trial, model, merged=True, default=default) as folder:
-        return _sums(model, folder / "merged", folder / "base")
+        kept = [read_json(folder / part / BESIDE)["extra"] for part in ("adapter", "merged")]
+        return same("what else a merged model keeps of its adapter", *kept) + _sums(model, folder / "merged", folder / "base")
 
 
 @reads_files
