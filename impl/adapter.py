@@ -88,9 +88,9 @@ def save_adapter(
     """Writes an adapter that `load_adapter` and PEFT read; an existing folder of that name is replaced as a whole.
 
     `trainable` are the tensors of `trainable_shapes(config, adaptation)`, stored in their dtype; `base` is the checkpoint's folder and
-    `extra` what else is to come back, as JSON holds it. Raises a ValueError where the tensors are not the adaptation's or `extra` could
-    not be read again (NaN, an infinity, the keys 1 and "1" together), and a FileExistsError where `folder` holds something else than an
-    adapter, or a checkpoint's weights beside it; nothing has changed then.
+    `extra` what else is to come back, as JSON holds it. Raises a ValueError where the tensors are not the adaptation's, or where they, the
+    adaptation or `extra` could not be read again (NaN, an infinity, another dtype, the keys 1 and "1" together), and a FileExistsError
+    where `folder` holds something else than an adapter, or a checkpoint's weights beside it; nothing has changed then.
     """
     require_named(trainable_shapes(config, adaptation), trainable, str(folder))
     if folder.exists() and not (folder / ADAPTER_CONFIG).is_file():
@@ -99,11 +99,23 @@ def save_adapter(
         raise FileExistsError(f"{folder} exists and has a checkpoint's {whole} beside an adapter, which would go too; choose another name")
     if not target_modules(adaptation.targets):
         raise ValueError(f"{folder}: the adaptation has no targets; PEFT's format needs at least one")
+    _require_readable(folder, adaptation, trainable)
     with whole_folder(folder, replace=True) as partial:
         stored = {PREFIX + name: tensor.detach().cpu().contiguous() for name, tensor in trainable.items()}
         save_file(stored, partial / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         (partial / ADAPTER_CONFIG).write_text(json.dumps(_peft_config(adaptation, base), indent=2) + "\n")
         write_beside(partial / BESIDE, config, adaptation, extra, trainable, base_checksums)
+
+
+def _require_readable(folder: Path, adaptation: Adaptation, trainable: Mapping[str, Tensor]) -> None:
+    """Refuses what `load_adapter` would refuse to read, while there is something to be saved in its place."""
+    settings = _PeftConfig(_peft_config(adaptation, None), folder / ADAPTER_CONFIG)
+    settings.rank()
+    settings.alpha()
+    if adaptation.pooling not in POOLINGS:
+        raise ValueError(f"{folder}: pooling is {adaptation.pooling!r}; expected one of {', '.join(POOLINGS)}")
+    for name, tensor in trainable.items():
+        _require_storable(name, tensor, folder / ADAPTER_WEIGHTS)
 
 
 def load_adapter(folder: Path, config: DecoderConfig) -> Adapter:
@@ -344,15 +356,17 @@ def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
     except SafetensorError as error:
         raise ValueError(f"{path}: not a whole safetensors file ({error}); copy it again") from None
     for name, tensor in tensors.items():
-        if tensor.dtype not in STORED:
-            raise ValueError(f"{path}: tensor {name!r} is stored as {tensor.dtype}; expected {', '.join(map(str, STORED))}")
-        if not bool(torch.isfinite(tensor).all()):
-            raise ValueError(
-                f"{path}: tensor {name!r} holds NaN or infinity; the file is damaged, or training diverged before it was saved"
-            )
+        _require_storable(name, tensor, path)
         if not name.startswith(prefix):
             raise ValueError(f"{path}: unexpected tensor {name!r}; every name begins with {prefix!r}")
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+
+
+def _require_storable(name: str, tensor: Tensor, path: Path) -> None:
+    if tensor.dtype not in STORED:
+        raise ValueError(f"{path}: tensor {name!r} is stored as {tensor.dtype}; expected {', '.join(map(str, STORED))}")
+    if not bool(torch.isfinite(tensor).all()):
+        raise ValueError(f"{path}: tensor {name!r} holds NaN or infinity; the file is damaged, or training diverged before it was saved")
 
 
 def read_object(path: Path) -> dict[str, Any]:

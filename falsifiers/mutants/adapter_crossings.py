@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +70,15 @@ wrong_steps(
 def merged_with_its_settings_alone(write: Step, path: Path, config: Any, adaptation: Any, extra: Mapping[str, Any], *given: Any) -> None:
     """A merged model keeps the settings of its adapter and, of what else was saved with it, nothing."""
     write(path, config, adaptation, {key: extra[key] for key in ("settings", "random_architecture") if key in extra}, *given)
+
+
+@wrong_step("impl.adapter:_require_readable")
+def adapter_saved_that_is_not_finite(require: Step, folder: Path, adaptation: Any, trainable: Mapping[str, Any]) -> None:
+    """An adapter with NaN takes the place of a good one, and is refused when it is read."""
+    require(folder, adaptation, {name: torch.nan_to_num(tensor.detach(), 0.0, 0.0, 0.0) for name, tensor in trainable.items()})
+
+
+@wrong_step("impl.adapter:_require_readable")
+def adapter_saved_of_any_alpha(require: Step, folder: Path, adaptation: Any, trainable: Mapping[str, Any]) -> None:
+    """An adapter of an alpha that no adapter may have takes the place of a good one, and is refused when it is read."""
+    require(folder, replace(adaptation, alpha=1.0), trainable)

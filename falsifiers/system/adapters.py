@@ -123,30 +123,40 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
 def _extra_comes_back(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
     """An adapter's further content comes back as JSON has it, also where its keys are numbers, of two digits too, or of several types, or
     its texts of any letters; or it is refused, and nothing is written, nor is an adapter lost that was there. So it is with numbers that
-    are none, and with keys that are one in JSON, which could not be read again. The digest is that of all that blackswan.json says, as it
-    always was."""
+    are none, and with keys that are one in JSON, which could not be read again; with tensors that are not finite, or of whole numbers; and
+    with an alpha or a pooling that there is not. The digest is that of all that blackswan.json says, as it always was."""
     labels: dict[Any, Any] = {number: f"class {number}" for number in range(11)}
-    rng, place = trial.rng("extra"), folder / "extra"
+    rng = trial.rng("extra")
     extras: list[Any] = [labels, [labels | {"a": (1, 2.5), None: True, 0.5: None}], {"名": "Größe \U0001f600 \x7f\n"}]
     odd: list[Any] = [float("nan"), [{"a": float("inf")}], {1: "a", "1": "a"}, {"a": {None: 1, "null": 2}}]
-    found: list[Comparison] = []
-    for extra in (extras[int(rng.integers(len(extras)))], odd[int(rng.integers(len(odd)))]):
-        before = sorted(map(str, folder.rglob("*"))), content(place)
-        try:
-            trial.files.save_adapter(place, folder / "base", model.settings, model.trainable, extra={"of": extra})
-        except SubjectError as error:
-            if not isinstance(error.__cause__, TypeError | ValueError):
-                raise
-            after = sorted(map(str, folder.rglob("*"))), content(place)
-            found += same("what is there after what else was to be saved was refused", before, after)
-            continue
-        default = str(rng.choice(["meta", "cpu"]))
-        back = trial.files.load_adapter(place, folder / "base", default).extra
-        found += same("what else was saved", json.loads(json.dumps({"of": extra})), back)
-        said = read_json(place / BESIDE)
-        digest = said.pop("digest")
-        found += same(f"digest in {BESIDE}", hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest(), digest)
-    return found
+    drawn = [{"of": each[int(rng.integers(len(each)))]} for each in (extras, odd)]
+    found = [each for extra in drawn for each in _read_again(trial, model, folder, extra)]
+    name, number = str(rng.choice(sorted(model.trainable))), float(rng.choice([np.nan, np.inf, -np.inf]))
+    for value in (np.full_like(model.trainable[name], number), model.trainable[name].astype(np.int32)):
+        found += _read_again(trial, replace(model, trainable=model.trainable | {name: value}), folder)
+    unusual: dict[str, Any] = {"alpha": float(rng.choice([np.nan, np.inf, -1.0, 0.0, 1e31])), "pooling": "max"}
+    return found + [
+        each for key in unusual for each in _read_again(trial, replace(model, scalars=model.scalars | {key: unusual[key]}), folder)
+    ]
+
+
+def _read_again(trial: Trial, model: Model, folder: Path, extra: Mapping[str, Any] | None = None) -> list[Comparison]:
+    """What is saved in the place of another adapter is read again, or refused, and then nothing has changed."""
+    place = folder / "extra"
+    before = sorted(map(str, folder.rglob("*"))), content(place)
+    try:
+        trial.files.save_adapter(place, folder / "base", model.settings, model.trainable, extra=extra)
+    except SubjectError as error:
+        if not isinstance(error.__cause__, TypeError | ValueError):
+            raise
+        after = sorted(map(str, folder.rglob("*"))), content(place)
+        return same("what is there after what was to be saved was refused", before, after)
+    default = str(trial.rng("default device").choice(["meta", "cpu"]))
+    back = trial.files.load_adapter(place, folder / "base", default)
+    said = read_json(place / BESIDE)
+    digest = said.pop("digest")
+    found = same(f"digest in {BESIDE}", hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest(), digest)
+    return found + (same("what else was saved", json.loads(json.dumps(extra)), back.extra) if extra else [])
 
 
 def drawn_dtypes(rng: Generator, model: Model) -> dict[str, np.dtype[Any]]:

@@ -54,7 +54,8 @@ class Files(Door):
         """Saves LoRA factors and head from the device, as the parameters of a module in training, as they lie in memory, and `extra`, over
         an adapter that is there; on a system that refuses to exchange two names by that error, or for 0 has no call for it, and on a disk
         that fails to rename after so many times."""
-        held = {name: torch.nn.Parameter(to_torch(value).to(self._device)) for name, value in tensors.items()}
+        placed = {name: to_torch(value).to(self._device) for name, value in tensors.items()}
+        held = {name: torch.nn.Parameter(value, requires_grad=value.is_floating_point()) for name, value in placed.items()}
         with nullcontext() if exchange is None else _exchanging(exchange), nullcontext() if renames is None else _renaming(renames):
             _save(folder, base, settings, held, extra)
 
