@@ -26,7 +26,7 @@ from blackswan.impl import strict_json
 from blackswan.impl.checksums import Checksums, checksum, require
 from blackswan.impl.classifier import Adaptation, trainable_shapes
 from blackswan.impl.config import POOLINGS, TARGETS, DecoderConfig, target_modules, targets_named
-from blackswan.impl.folder import whole_folder
+from blackswan.impl.folder import is_there, whole_folder
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS, BESIDE, HEAD = "adapter_config.json", "adapter_model.safetensors", "blackswan.json", "head.safetensors"
 MODEL = "model.safetensors"
@@ -130,7 +130,7 @@ def load_adapter(folder: Path, config: DecoderConfig) -> Adapter:
     values, tensors = read_object(folder / ADAPTER_CONFIG), read_tensors(folder / ADAPTER_WEIGHTS, PREFIX)
     settings = _PeftConfig(values, folder / ADAPTER_CONFIG)
     settings.refuse_unsupported()
-    own = read_beside(folder / BESIDE, config) if (folder / BESIDE).is_file() else None
+    own = read_beside(folder / BESIDE, config) if is_there(folder / BESIDE) else None
     head = tensors.get(HEAD_WEIGHT)
     if head is None or head.ndim != 2:
         raise ValueError(f"{folder / ADAPTER_WEIGHTS}: no matrix {PREFIX + HEAD_WEIGHT!r}; the head was not saved with the adapter")
@@ -174,7 +174,7 @@ def prepare_sequence_classifier(model: nn.Module, folder: Path) -> None:
     merged = folder / HEAD
     path, prefix = (merged, "") if merged.is_file() else (folder / ADAPTER_WEIGHTS, PREFIX)
     tensors = read_tensors(path, prefix)
-    pooling = read_object(folder / BESIDE).get("pooling") if (folder / BESIDE).is_file() else "last"
+    pooling = read_object(folder / BESIDE).get("pooling") if is_there(folder / BESIDE) else "last"
     if pooling != "last":
         raise ValueError(f"{folder / BESIDE}: pooling is {pooling!r}; transformers' classes pool the last token, they cannot compute it")
     weight, old = tensors.get(HEAD_WEIGHT), getattr(model, "score", None)

@@ -9,6 +9,7 @@ from blackswan.impl.checkpoint import CONFIG, load_checkpoint
 from blackswan.impl.checksums import Checked
 from blackswan.impl.config import ClassifyConfig, DecoderConfig, RopeScaling
 from blackswan.impl.decoder import random_tensors
+from blackswan.impl.folder import is_there
 from blackswan.impl.merge import load_merged
 from blackswan.impl.tensors import Tensors
 from blackswan.impl.tokens import ByteTokens, Tokens, load_tokenizer
@@ -86,7 +87,7 @@ def _named_base(path: Path) -> Path | None:
 def _on_random(folder: Path) -> Saved:
     """An adapter that was trained on random weights, which its settings give again."""
     path = folder / BESIDE
-    extra = read_object(path).get("extra") if path.is_file() else None
+    extra = read_object(path).get("extra") if is_there(path) else None
     architecture = extra.get(RANDOM) if isinstance(extra, dict) else None
     if architecture is None:
         raise ValueError(f"{folder / ADAPTER_CONFIG}: no base_model_name_or_path; say on which checkpoint the adapter was trained")

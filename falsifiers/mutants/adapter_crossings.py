@@ -82,3 +82,12 @@ def adapter_saved_that_is_not_finite(require: Step, folder: Path, adaptation: An
 def adapter_saved_of_any_alpha(require: Step, folder: Path, adaptation: Any, trainable: Mapping[str, Any]) -> None:
     """An adapter of an alpha that no adapter may have takes the place of a good one, and is refused when it is read."""
     require(folder, replace(adaptation, alpha=1.0), trainable)
+
+
+wrong_steps(
+    "impl.adapter:is_there",
+    settings_behind_a_broken_link_forgotten=(
+        "An adapter whose blackswan.json is a link to nothing passes for one of PEFT's, and pools the last token.",
+        lambda _, path: path.is_file(),
+    ),
+)

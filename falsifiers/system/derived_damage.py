@@ -38,13 +38,14 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class Damage:
-    """Files of a folder with other content, None for one that is removed, and what the refusal names (a regular expression).
+    """Files of a folder with other content, None for one that is removed, a path for one that is a link to there, and what the refusal
+    names (a regular expression).
 
     A `free` one may also change nothing: it is refused, or the answer is that of the whole folder. Of `taken` ones nothing is refused.
     """
 
     name: str
-    files: Mapping[str, bytes | None]
+    files: Mapping[str, bytes | Path | None]
     named: str
     free: bool = False
     taken: bool = False
@@ -56,7 +57,9 @@ def judged(trial: Trial, folder: Path, damages: Iterable[Damage], ask: Callable[
     for damage in damages:
         for file, changed in damage.files.items():
             (folder / file).unlink(missing_ok=True)  # the file may be mapped
-            if changed is not None:
+            if isinstance(changed, Path):
+                (folder / file).symlink_to(changed)
+            elif changed is not None:
                 (folder / file).write_bytes(changed)
         before = content(folder)
         if damage.free or damage.taken:
