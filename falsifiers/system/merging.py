@@ -42,6 +42,7 @@ from blackswan.falsifiers.system.adapters import (
     saved,
     within_noise,
 )
+from blackswan.falsifiers.system.derived_damage import edited
 from blackswan.falsifiers.system.same import content, same, same_keys, same_tensors
 from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.table import Array
@@ -143,8 +144,12 @@ def _settings(model: Model) -> dict[str, Any]:
 def _saved_again(trial: Trial, parent: Path) -> list[Comparison]:
     """An adapter that is opened and saved again has the same files, checksums of its base and all, also where the base's lie beside it.
 
-    It names the base on which it was opened. So does one that had no checksums, as PEFT's own, and then it has those of tensors and base.
+    It names the base on which it was opened, and the backend that trained it, which may not run here. So does one that had no checksums, as
+    PEFT's own, and then it has those of tensors and base.
     """
+    by_hand = edited(parent / "adapter", BESIDE, {"extra/settings/backend": "fused"}, seal=True).files[BESIDE]
+    assert isinstance(by_hand, bytes)
+    (parent / "adapter" / BESIDE).write_text(json.dumps(json.loads(by_hand), indent=2) + "\n")
     stored, beside = content(parent / "adapter"), Path(shutil.copytree(parent / "adapter", parent / "beside"))
     for name in (CONFIG, "tokenizer.json"):
         shutil.copy(CHECKPOINT / name, beside)
