@@ -98,8 +98,11 @@ class Files(Door):
             return ""
 
     def load_adapter(self, folder: Path, base: Path, default: str = "cpu") -> LoadedAdapter:
-        """An adapter as it arrives under that default device of torch's; `meta` has no numbers."""
+        """An adapter as it arrives under that default device of torch's, of which `meta` has no numbers. It was loaded before, by somebody
+        who has written into its tensors."""
         with torch.device(default):
+            for tensor in adapter.load_adapter(folder, checkpoint.read_config(base)).trainable.values():
+                tensor.zero_()
             found = adapter.load_adapter(folder, checkpoint.read_config(base))
         settings = {name: getattr(found.adaptation, name) for name in AdapterSettings.__dataclass_fields__}
         settings["targets"] = settings["targets"].replace(",", "+")
