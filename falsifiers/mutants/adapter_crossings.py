@@ -111,3 +111,14 @@ def adapter_tensors_kept_for_the_next(read: Step, path: Path, *prefix: str) -> A
 
 
 _READ: dict[Any, Any] = {}
+
+
+@wrong_step("impl.pipeline:open_adapter")
+def tokenizer_beside_the_adapter(opened: Step, folder: Path, model: Path | None) -> Any:
+    """The tokenizer of an adapter is one that somebody left in its folder, and not that of the base on which it was trained."""
+    from blackswan.impl.tokens import load_tokenizer
+
+    found = opened(folder, model)
+    if not (folder / "tokenizer.json").is_file():
+        return found
+    return replace(found, tokens=load_tokenizer(folder, found.config.max_seq_len, found.config.padding_side))

@@ -135,11 +135,14 @@ def refuses_saved(trial: Trial) -> Iterator[Comparison]:
 
 
 def _beside_another_base(trial: Trial, model: Model, parent: Path) -> list[Comparison]:
-    """An adapter's base is the one that it names, whatever lies beside a copy of the adapter."""
+    """An adapter's base is the one that it names, whatever lies beside a copy of the adapter, and so is the tokenizer: others leave theirs
+    in an adapter's folder."""
     other = replace(model, decoder={name: value[::-1].copy() for name, value in model.decoder.items()})
     other.write_checkpoint(parent / "elsewhere" / "base")
     shutil.copyfile(parent / "base" / TOKENIZER, parent / "elsewhere" / "base" / TOKENIZER)
     copy = shutil.copytree(parent / "adapter", parent / "elsewhere" / "adapter")
+    words = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "b"}
+    (copy / TOKENIZER).write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": words}))
     answers = [trial.commands.library("probabilities", folder, TEXTS) for folder in (parent / "adapter", copy)]
     return same("answers of an adapter beside another base of that name", *answers)
 
