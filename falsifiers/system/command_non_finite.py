@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 
 from safetensors.numpy import load_file, save_file
 
@@ -25,7 +26,7 @@ from blackswan.falsifiers.system.trial import Trial, reads_files
 def non_finite_values_are_errors(trial: Trial) -> Iterator[Comparison]:
     """A text on which the model computes NaN, in the first, a middle or the last batch, ends every command with an error that says so.
 
-    Nothing that is not finite is printed or written, and the library raises an error too. Of two workers the message names those that
+    Nothing that is not finite is printed or written, and the library raises an error too, also of what was merged. Of two workers the message names those that
     computed it, and the call that it came from, as that of one worker does.
     """
     fixed = {"multi_label": False, "lora_targets": "q_v", "quantize_nf4": False, "pooling": "mean", "epochs": 1}
@@ -39,6 +40,7 @@ def non_finite_values_are_errors(trial: Trial) -> Iterator[Comparison]:
         trial.commands.run(
             "train", f"--corpus={corpus}", f"--validation={problem.corpus('other', clean, labels)}", f"--output={run}", *where
         )
+        trial.commands.run("merge", f"--adapter={run / 'last'}", f"--output={problem.folder / 'merged'}")
         for place, at in (("first", 0), ("middle", 4), ("last", 6)):
             texts = [*clean[:at], word, *clean[at + 1 :]]
             bad = problem.corpus(place, texts, labels)
@@ -59,9 +61,10 @@ def non_finite_values_are_errors(trial: Trial) -> Iterator[Comparison]:
                     False,
                     bool(re.search("NaN|Infinity|null", path.read_text())),
                 )
-            for call in ("predict", "probabilities"):
-                ask = partial(trial.commands.library, call, run / "last", texts)
-                yield trial.refuses(f"{call} of the library <{place} batch>", ask, "nan|not finite|non-finite", "FloatingPointError")
+            for call, folder in product(("predict", "probabilities"), (run / "last", problem.folder / "merged")):
+                ask = partial(trial.commands.library, call, folder, texts)
+                name = f"{call} of the library, {folder.name} <{place} batch>"
+                yield trial.refuses(name, ask, "nan|not finite|non-finite", "FloatingPointError")
             spoilt = problem.corpus("of every worker", [word] * 7, labels) if place == "middle" else bad
             arguments = ("train", f"--corpus={corpus}", f"--validation={spoilt}", f"{out} 3", *where)
             by_two = partial(trial.commands.by_workers, 2, problem.folder, [], [], *arguments)
