@@ -256,7 +256,7 @@ class _Run:
         except ValueError as error:
             raise ValueError(f"{path}: not valid JSON ({error})") from None
         own = json.loads(json.dumps(self.identity))
-        differences = list(_differences(own, {name: stored.get(name) for name in own} if isinstance(stored, dict) else {}))
+        differences = list(_differences(own, {name: stored[name] for name in own if name in stored} if isinstance(stored, dict) else {}))
         if differences:
             raise ValueError(f"{path}: not the run to continue: {'; '.join(differences)}")
 
@@ -421,6 +421,10 @@ def _differences(own: Any, stored: Any, name: str = "") -> Iterator[str]:
     """What is not as in the file, by its name there."""
     if isinstance(own, dict) and isinstance(stored, dict):
         for key in sorted(own.keys() | stored.keys()):
-            yield from _differences(own.get(key), stored.get(key), f"{name}.{key}" if name else key)
+            where = f"{name}.{key}" if name else key
+            if key in own and key in stored:
+                yield from _differences(own[key], stored[key], where)
+            else:
+                yield f"{where} is {'missing' if key in own else 'unknown'}"
     elif own != stored:
         yield f"{name} was {stored!r} and is {own!r}"

@@ -70,6 +70,14 @@ def resume_knows_4_from_4_0(continue_from: Any, run: Any, progress: Any, tensors
 
 
 @wrong_step("impl.fit:_Run._continue_from")
+def resume_spells_the_run_anew(continue_from: Any, run: Any, progress: Any, tensors: Any) -> None:
+    """A run that goes on with 4 for 4.0 writes states of the run as it is spelled now, from which nobody can go on."""
+    own = run.progress.run
+    continue_from(run, progress, tensors)
+    run.progress = replace(progress, run=own)
+
+
+@wrong_step("impl.fit:_Run._continue_from")
 def resume_of_an_ended_run_without_tensors(continue_from: Any, run: Any, progress: Any, tensors: Any) -> None:
     """A run that has ended is taken at its word: what it left is not loaded."""
     continue_from(run, progress, run.trainer.state() if progress.finished else tensors)
@@ -172,6 +180,15 @@ def resume_state_counts_an_unfinished_epoch(validate: Any, run: Any) -> Any:
 wrong_step(
     "impl.fit:_differences", name="resume_ignores_what_differs", doc="A run is continued with other settings and samples without a word."
 )(lambda _, *__: iter(()))
+
+
+@wrong_step("impl.fit:_differences")
+def resume_takes_missing_for_null(differences: Any, own: Any, stored: Any, *name: str) -> Any:
+    """A key that run.json has lost, or has besides, is as good as one that is null."""
+    if isinstance(own, dict) and isinstance(stored, dict):
+        keys = own.keys() | stored.keys()
+        own, stored = ({key: each.get(key) for key in keys} for each in (own, stored))
+    return differences(own, stored, *name)
 
 
 @wrong_step("impl.fit:_differences")

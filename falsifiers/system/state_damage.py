@@ -56,6 +56,12 @@ def refuses_training_state(trial: Trial) -> Iterator[Comparison]:
             value = json.loads((folder / RUN).read_text())[key]
             damages += [edited(folder, RUN, {key: each}) for each in (ABSENT, another(value), other_types(value)[0])]
         damages += [edited(folder, RUN, {"source_model": "elsewhere"}, taken=True), Damage("no run.json", {RUN: None}, RUN)]
+        settings = json.loads((folder / RUN).read_text())["settings"]
+        without = str(rng.choice([name for name, value in settings.items() if value is None]))
+        damages += [
+            edited(folder, RUN, {f"settings/{name}": value}, rf"run\.json.*settings\.{name}")
+            for name, value in ((without, ABSENT), ("surplus", None))
+        ]
         yield from judged(trial, folder, damages, ask)
         bare = folder.with_name("a state alone")
         shutil.copytree(folder / "state", bare / "state")
