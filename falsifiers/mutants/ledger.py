@@ -2,7 +2,9 @@
 
 import json
 import os
+import random
 import re
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -140,6 +142,13 @@ def memory_refused_after_allocation(reserve: Step, *given: Any) -> Iterator[None
     yield
     with reserve(*given):
         pass
+
+
+@wrong_step("impl.ledger:Ledger.acquire")
+def ledger_numbers_holders_by_their_seed(acquire: Step, *given: Any) -> Any:
+    """Reservations are known by random numbers of the process, which are another holder's where both programs were given one seed."""
+    with patch("uuid.uuid4", lambda: uuid.UUID(int=random.getrandbits(128))):
+        return acquire(*given)
 
 
 @wrong_step("impl.ledger:Ledger.acquire")

@@ -4,6 +4,7 @@ import fcntl
 import io
 import json
 import os
+import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -137,8 +138,14 @@ class Ledger(Session):
         self._book = ledger.Ledger(folder, lambda at: ledger.DeviceMemory(self._keys[at.index], **vars(cards[at.index])))
 
     def acquire(self, card: int, count: int) -> int:
-        """Reserves bytes of that card for this process; the number of the reservation."""
-        self._held.append(self._book.acquire(torch.device("cuda", card), count))
+        """Reserves bytes of that card for this process; the number of the reservation. Python's random numbers are those of every holder,
+        as programs are that are given one seed."""
+        before = random.getstate()
+        random.seed(0)
+        try:
+            self._held.append(self._book.acquire(torch.device("cuda", card), count))
+        finally:
+            random.setstate(before)
         return len(self._held) - 1
 
     def update(self, reservation: int, count: int) -> None:
