@@ -1,6 +1,7 @@
 """Wrong readers of corpora, and wrong counts and class weights of their samples: one step of `impl` replaced each."""
 
 import math
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -276,6 +277,17 @@ wrong_steps(
 wrong_step("impl.samples:_IdsOnDisk.__getitem__", name="corpus_within_4_gib", doc="The place of a sample on the disk has 32 bits.")(
     lambda getitem, ids, span: getitem(ids, slice(span.start % 2**30, span.start % 2**30 + span.stop - span.start))
 )
+
+
+@wrong_step("impl.samples:_IdsOnDisk.__getitem__")
+def corpus_read_from_where_its_file_stands(_: Any, ids: Any, span: slice) -> Any:
+    """The file of token ids is told where to be read and then read, which a process that has it too may have told otherwise meanwhile."""
+    found = array("I")
+    ids._file.seek(found.itemsize * span.start)
+    found.frombytes(ids._file.read(found.itemsize * (span.stop - span.start)))
+    return found
+
+
 wrong_step("impl.samples:_IdsOnDisk.extend", name="corpus_ids_by_one_call", doc="What a call of write does not take of the ids is lost.")(
     lambda _, ids, more: ids._file.write(memoryview(more.tobytes()))
 )

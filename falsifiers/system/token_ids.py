@@ -200,11 +200,13 @@ def _large_ids(trial: Trial) -> Iterator[Comparison]:
 
 def _beyond_4_gib(trial: Trial) -> list[Comparison]:
     """Texts behind a billion of tokens, on either side of the place that 32 bits of bytes reach, have their own ids. So have
-    texts whose tokens a system takes by a few bytes at a call."""
+    texts whose tokens a system takes by a few bytes at a call, and texts that two processes read at once."""
     rng = trial.rng("many tokens")
     rows = [rng.integers(1, 2**20, int(count)).tolist() for count in rng.integers(2, 9, 12)]
     behind = same("ids of texts behind a billion of tokens", rows, trial.corpora.behind(2**30 - 20, rows))
-    return [*behind, *same("ids on a disk that takes few bytes at a call", rows, trial.corpora.in_parts(rows))]
+    parts = same("ids on a disk that takes few bytes at a call", rows, trial.corpora.in_parts(rows))
+    at_once = same("ids that two processes which read at once find otherwise", [0, 0], trial.corpora.by_two_processes(rows))
+    return [*behind, *parts, *at_once]
 
 
 def _longest_line(trial: Trial) -> list[Comparison]:

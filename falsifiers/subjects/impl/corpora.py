@@ -1,5 +1,6 @@
 """Corpora and the plan of an epoch, as `impl` reads and makes them."""
 
+import multiprocessing
 import os
 import shutil
 import tempfile
@@ -28,6 +29,8 @@ STATISTICS = ("total", "class_counts", "length_percentiles", "max_length", "trun
 
 BESIDE = 7
 """So many tokens more may a text have by another reader of the same tokenizer."""
+ROUNDS = 300
+"""So often two processes read a corpus at once."""
 
 
 class Corpora(Door):
@@ -90,6 +93,24 @@ class Corpora(Door):
         collected = samples._Collected(ids, 2, False)
         collected.add([(row, len(row)) for row in rows], [0] * len(rows))
         return list(collected.samples().rows)
+
+    def by_two_processes(self, rows: Sequence[Sequence[int]]) -> list[int]:
+        """How many of the rows each of two processes finds otherwise that go on with a corpus on a disk, and read all of it at once."""
+        collected = samples._Collected(samples._IdsOnDisk(Path("corpus.jsonl")), 2, False)
+        collected.add([(row, len(row)) for row in rows], [0] * len(rows))
+        context, read, expected = multiprocessing.get_context("fork"), collected.samples().rows, [[*row] for row in rows]
+        start, wrong = context.Barrier(2, timeout=30), context.Array("q", [len(rows)] * 2)
+
+        def count(place: int) -> None:
+            start.wait()
+            wrong[place] = sum(read[at] != row for _ in range(ROUNDS) for at, row in enumerate(expected))
+
+        processes = [context.Process(target=count, args=(place,)) for place in (0, 1)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        return list(wrong)
 
     def epoch_order(self, count: int, seed: int, epoch: int) -> list[int]:
         """The order of so many samples in an epoch of a run with that seed; before it is read to its end that of the next one is made, and
