@@ -15,6 +15,10 @@ from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 Pretended = tuple[Any, str, Callable[[], Any]]
 
 
+def _ignored() -> bool:
+    return signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+
+
 def _pretending(pretended: Pretended) -> Callable[..., Any]:
     """`impl.fit`'s way with interrupts, begun where a name of a module is something else."""
     module, name, value = pretended
@@ -38,6 +42,10 @@ wrong_steps(
     interrupts_of_a_program_taken=(
         "A program's own handler of Ctrl-C is not called during a run.",
         (signal, "default_int_handler", lambda: signal.getsignal(signal.SIGINT)),
+    ),
+    ignored_interrupts_end_a_run=(
+        "Ctrl-C ends a run in a program that ignores it, as one that nohup or a script has put in the background.",
+        (signal, "default_int_handler", lambda: signal.SIG_IGN if _ignored() else signal.default_int_handler),
     ),
     fit_in_the_main_thread_alone=(
         "A run takes Ctrl-C, which no other thread than the main one can.",

@@ -16,8 +16,8 @@ from blackswan.falsifiers.system.trial import Trial
 
 
 def interrupts_end_a_run(trial: Trial) -> Iterator[Comparison]:
-    """One Ctrl-C in the first step, two of them, one as the first epoch ends, one in a program with a handler of its own, and none in
-    another thread. The program's own steps begin anew after each.
+    """One Ctrl-C in the first step, two of them, one as the first epoch ends, one in a program with a handler of its own and in one that
+    ignores it, and none in another thread. The program's own steps begin anew after each.
 
     The first of these comes twice more as the run goes on, in the step after it and in one of the next epoch.
     A run, on weights in NF4, that ended goes on, by a model of its own and by the one that has moved; each leaves what a whole run does.
@@ -30,6 +30,7 @@ def interrupts_end_a_run(trial: Trial) -> Iterator[Comparison]:
         "one, late": (Plan(interrupts=1, late=True), len(problem.batches)),
         "one, late, and the same model goes on": (Plan(interrupts=1, late=True, going_on=True), None),
         "one, handled": (Plan(interrupts=1, handled=True), None),
+        "one, ignored": (Plan(interrupts=1, ignored=True), None),
         "none, in another thread": (Plan(aside=True), None),
     }
     with tempfile.TemporaryDirectory() as parent:
@@ -38,7 +39,8 @@ def interrupts_end_a_run(trial: Trial) -> Iterator[Comparison]:
         for name, (plan, step) in plans.items():
             own = Path(parent) / name
             run = trial.trainer.fit(problem, own, plan)
-            yield from same(f"{name}: end", "KeyboardInterrupt" if plan.interrupts and not plan.handled else "", run.stopped)
+            ends = plan.interrupts and not (plan.handled or plan.ignored)
+            yield from same(f"{name}: end", "KeyboardInterrupt" if ends else "", run.stopped)
             yield from same(f"{name}: interrupts that the program's own handler had", int(plan.handled), run.handled)
             yield from as_at_the_beginning(name, run.left)
             settings = ({key: value for key, value in each.items() if key != "open files"} for each in run.process)

@@ -67,11 +67,12 @@ class Plan:
     `processes` is 0 for a run in this process, else the number of workers, each a process of its own. `next_rate`: each step sets the rate
     of the next one to that share of the schedule's. The run is broken off after step `stop_after`; after `poison_after` the first element
     of the head's bias is NaN. After the first step that it makes, or where it is `late` as the first epoch ends, Ctrl-C comes `interrupts`
-    times, to a handler of the program's own where `handled`; the model that it ended goes on with the run where `going_on`. A run `aside`
-    is made by another thread than the main one. `copies` gets a folder `NUMBER EVENT` for each event of the process, as a kill would leave
-    the run's. The model was fitted to the samples `before` already, in another folder. The system takes `at_most` so many bytes of what a
-    call writes, and `slowly` what another thread than that of the steps writes. Before the model goes on, `a label` of the same samples or
-    `a weight` of its base is another one, as `edited` says. Where the run is in this process, `default` is torch's default dtype.
+    times, to a handler of the program's own where `handled`, to nobody where `ignored`, as under nohup; the model that it ended goes on
+    with the run where `going_on`. A run `aside` is made by another thread than the main one. `copies` gets a folder `NUMBER EVENT` for each
+    event of the process, as a kill would leave the run's. The model was fitted to the samples `before` already, in another folder. The
+    system takes `at_most` so many bytes of what a call writes, and `slowly` what another thread than that of the steps writes. Before the
+    model goes on, `a label` of the same samples or `a weight` of its base is another one, as `edited` says. Where the run is in this
+    process, `default` is torch's default dtype.
     """
 
     resume: bool = False
@@ -83,6 +84,7 @@ class Plan:
     interrupts: int = 0
     late: bool = False
     handled: bool = False
+    ignored: bool = False
     going_on: bool = False
     aside: bool = False
     kill: Kill | None = None

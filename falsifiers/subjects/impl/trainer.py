@@ -230,19 +230,20 @@ def _edit(kind: str, pipeline: ClassifyPipeline, samples: Samples) -> None:
 
 @contextmanager
 def _handled(plan: Plan) -> Iterator[list[int]]:
-    """Inside the block Ctrl-C is noted by a handler of this program's own, where the plan says so; at the end it is there still."""
+    """Inside the block Ctrl-C is noted by a handler of this program's own, or ignored, as the plan says; at the end it is so still."""
     noted: list[int] = []
-    if not plan.handled:
+    if not (plan.handled or plan.ignored):
         yield noted
         return
 
-    def own(number: int, frame: FrameType | None) -> None:
+    def note(number: int, frame: FrameType | None) -> None:
         del frame
         noted.append(number)
 
+    own = note if plan.handled else signal.SIG_IGN
     usual = signal.signal(signal.SIGINT, own)
     yield noted
-    if signal.getsignal(signal.SIGINT) is own:
+    if signal.getsignal(signal.SIGINT) == own:
         signal.signal(signal.SIGINT, usual)
 
 
