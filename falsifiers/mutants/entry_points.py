@@ -79,6 +79,15 @@ def evaluation_forgets_what_is_accumulated(forward_only: Any, trainer: Any, batc
     return forward_only(trainer, batch, probabilities)
 
 
+@wrong_step("impl.trainer:Trainer.forward_only")
+def evaluation_turns_gradients_on(forward_only: Any, trainer: Any, batch: Any, probabilities: bool = False) -> Any:
+    """Gradients are switched off and on again, and not to what they were: a program's own block without them has them from there on."""
+    try:
+        return forward_only(trainer, batch, probabilities)
+    finally:
+        torch.set_grad_enabled(True)
+
+
 @wrong_step("impl.trainer:Trainer._accumulate")
 def micro_batches_of_a_failed_batch_stay(accumulate: Any, trainer: Any, batch: Any) -> Any:
     """A batch that fails in a later micro-batch leaves the first one accumulated."""

@@ -245,6 +245,9 @@ class Pipeline(Protocol):
     def gradients(self) -> list[str]:
         """The names of the trained parameters that have a gradient."""
 
+    def records_after(self, places: Sequence[int]) -> list[str]:
+        """The names of the answers after which gradients are recorded in a block of the program's own that records none."""
+
     def forward_only(self, places: Sequence[int]) -> Passed:
         """Loss and accuracy."""
 

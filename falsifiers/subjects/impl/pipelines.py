@@ -71,6 +71,15 @@ class Pipeline(Session):
         """The trained parameters with a gradient."""
         return [name for name, each in self._pipeline.trainer.optimiser.parameters.items() if each.grad is not None]
 
+    def records_after(self, places: Sequence[int]) -> list[str]:
+        """Answers in a block without gradients, after which it is one with them."""
+        found = []
+        for name in ("forward_only", "evaluate", "predict"):
+            with torch.no_grad():
+                getattr(self, name)(places)
+                found += [name] * torch.is_grad_enabled()
+        return found
+
     def forward_only(self, places: Sequence[int]) -> told.Passed:
         """Loss and accuracy."""
         return _passed(self._pipeline.forward_only(self._samples.select(places)))
