@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partialmethod
 from typing import Any
 from unittest import mock
 
@@ -168,3 +169,15 @@ wrong_step("impl.group:_places", name="device_by_rank", doc="A worker takes the 
 wrong_step(
     "impl.group:_own_device", name="workers_find_no_device_themselves", doc="Several workers take auto for cuda, which may be absent."
 )(lambda own, name, *place: own("cuda" if name == "auto" else name, *place))
+
+
+@wrong_step("impl.commands.train:_train")
+def board_of_every_worker(train: Any, options: Any, given: Any, group: Any, *others: Any) -> None:
+    """Each worker writes for TensorBoard, which shows every number as often as there are workers."""
+    from blackswan.impl.metrics import TensorBoard
+    from blackswan.impl.pipeline import ClassifyPipeline
+
+    board = TensorBoard(options.tensorboard) if options.tensorboard and group.rank else None
+    told = {"on_step": board.step, "on_epoch": board.epoch} if board else {}
+    with mock.patch.object(ClassifyPipeline, "fit", partialmethod(ClassifyPipeline.fit, **told)):
+        train(options, given, group, *others)

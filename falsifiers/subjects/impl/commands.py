@@ -204,7 +204,8 @@ class Commands(Door):
         """A command that several workers run together, as torchrun would start it after so many restarts, and then the answers of each
         about the folder, where there are texts.
 
-        On CUDA, where one GPU may be all there is, they find the group that is there, unless the arguments name a device.
+        TensorBoard is there, and whoever writes for it leaves a file. On CUDA, where one GPU may be all there is, they find the group that
+        is there, unless the arguments name a device.
 
         Raises a RuntimeError where one of them fails.
         """
@@ -345,6 +346,14 @@ class _Board:
         self._noted.append(("closed", 0.0, 0))
 
 
+def _events(folder: str, purge_step: int | None = None) -> mock.Mock:
+    """In the place of TensorBoard's writer, whose file has the process's number."""
+    del purge_step
+    Path(folder).mkdir(exist_ok=True)
+    (Path(folder) / f"events.{os.getpid()}").touch()
+    return mock.Mock()
+
+
 def _run(arguments: Sequence[str], err: io.StringIO | None = None) -> Said:
     with _in_ascii(), redirect_stdout(io.StringIO()) as out, redirect_stderr(err or io.StringIO()) as err:
         status = command.main(arguments)
@@ -379,7 +388,8 @@ def _joined(group: Group, device: torch.device, arguments: Sequence[str], restar
     """
     if device.type == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # in a process of its own
-    with nullcontext() if group is ALONE else mock.patch("blackswan.impl.group.joined", return_value=nullcontext((group, device))):
+    here = nullcontext() if group is ALONE else mock.patch("blackswan.impl.group.joined", return_value=nullcontext((group, device)))
+    with here, _module("torch.utils.tensorboard", SimpleNamespace(SummaryWriter=_events)):
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restarts)  # in a process of its own
         said = _run(arguments)
     if said.status:
