@@ -6,6 +6,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import torch
 
 from blackswan.falsifiers.mutants.changes import without_keyword
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
@@ -287,3 +288,21 @@ def nf4_scales_in_the_dtype_of_the_weight(dequantized: Any, self: Any, dtype: An
     scales = type(self).scales
     with mock.patch.object(type(self), "scales", lambda own: scales(own).to(dtype)):
         return dequantized(self, dtype)
+
+
+# torch's default device
+
+
+wrong_steps(
+    "impl.trainer:Trainer.state",
+    rates_on_the_default_device=(
+        "The rates of a state are on torch's default device, which a notebook may make a GPU for the whole process.",
+        lambda state, trainer: {**(whole := state(trainer)), "learning_rates": whole["learning_rates"].to(torch.get_default_device())},
+    ),
+)
+
+
+@wrong_step("impl.evaluation:_count")
+def evaluations_on_the_default_device(count: Any, confusion: Any, labels: Any, predicted: Any, multi_label: bool) -> None:
+    """An evaluation counts on torch's default device, where neither classes nor labels are."""
+    count(confusion.to(torch.get_default_device()), labels, predicted, multi_label)

@@ -48,7 +48,7 @@ def steps_follow_the_reference(trial: Trial) -> Iterator[Comparison]:
     """Loss, pre-clip norm and moments of each step are the reference's on the samples that it read, at the parameters before it; the
     parameters after it are AdamW's at those moments.
 
-    Torch's default dtype has 16 bits, as some libraries make it, where that can be asked. In half of the cases nothing decays or is
+    Torch's default dtype has 16 bits, and its default device is another one, as some programs make it, where that can be asked. In half of the cases nothing decays or is
     clipped, and a step has more micro-batches than a trainer keeps side by side. After the run the pipeline is at its beginning again but
     for the weights; in half of the cases a second run shows it.
     """
@@ -61,7 +61,8 @@ def steps_follow_the_reference(trial: Trial) -> Iterator[Comparison]:
     # Of ten samples three classes have no equal shares, by which they would weigh alike.
     problem = small_run(trial, (10, 7), multi_label=several, class_weights=weights, backend=trial.backend or "torch", **limits, **parts)
     most = math.inf if plain else limits["gradient_clip_norm"]
-    run, _ = whole_run(trial, problem, **({"default": ("bfloat16", "float16")[plain]} if trial.subject.name == "impl" else {}))
+    others = {"default": ("bfloat16", "float16")[plain], "elsewhere": trial.backend != "fused"}
+    run, _ = whole_run(trial, problem, **(others if trial.subject.name == "impl" else {}))
     yield from _by_the_reference(trial, problem, run, most)
     yield from _as_at_the_beginning(trial, problem, run)
     yield from _as_a_fresh_one(trial, problem, run)

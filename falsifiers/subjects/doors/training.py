@@ -72,7 +72,7 @@ class Plan:
     event of the process, as a kill would leave the run's. The model was fitted to the samples `before` already, in another folder. The
     system takes `at_most` so many bytes of what a call writes, and `slowly` what another thread than that of the steps writes. Before the
     model goes on, `a label` of the same samples or `a weight` of its base is another one, as `edited` says. Where the run is in this
-    process, `default` is torch's default dtype.
+    process, `default` is torch's default dtype, and where it is `elsewhere` its default device holds no numbers.
     """
 
     resume: bool = False
@@ -94,6 +94,7 @@ class Plan:
     slowly: bool = False
     edited: str = ""
     default: str = "float32"
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,7 @@ def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, pla
     disk = slow(until_the_next_step(pipeline.classifier.trainable_parameters().values())) if plan.slowly else nullcontext()
     with reading(watch.read), watch.clock(), _of_the_process(problem) as process, _handled(plan) as handled, short, disk:
         try:
-            with ThreadPoolExecutor(1) as thread:
+            with ThreadPoolExecutor(1) as thread, torch.device("meta") if plan.elsewhere else nullcontext():
                 run = partial(fit, resume=plan.resume)
                 result = thread.submit(run).result() if plan.aside else run()
         except Stopped:
