@@ -304,5 +304,5 @@ wrong_steps(
 
 @wrong_step("impl.evaluation:_count")
 def evaluations_on_the_default_device(count: Any, confusion: Any, labels: Any, predicted: Any, multi_label: bool) -> None:
-    """An evaluation counts on torch's default device, where neither classes nor labels are."""
-    count(confusion.to(torch.get_default_device()), labels, predicted, multi_label)
+    """An evaluation's labels are on torch's default device, where its counts are not."""
+    count(confusion, labels.to(torch.get_default_device()), predicted, multi_label)

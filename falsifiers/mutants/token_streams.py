@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from blackswan.falsifiers.mutants.registry import wrong_step
 from blackswan.reference.table import Array
@@ -83,6 +84,12 @@ def token_stream_filled_up(correct: Step, *given: Any) -> Any:
     """The padding of the last row counts as tokens."""
     batch = correct(*given)
     return replace(batch, mask=batch.mask | True)
+
+
+@wrong_step("impl.token_shards:TokenBatches._rows")
+def token_rows_on_the_default_device(correct: Step, *given: Any) -> Any:
+    """Rows of tokens are on torch's default device, which a notebook may make a GPU for the whole process."""
+    return correct(*given).to(torch.get_default_device())
 
 
 @wrong_step("impl.token_shards:TokenBatches.rows")

@@ -48,7 +48,8 @@ def steps_follow_the_reference(trial: Trial) -> Iterator[Comparison]:
     """Loss, pre-clip norm and moments of each step are the reference's on the samples that it read, at the parameters before it; the
     parameters after it are AdamW's at those moments.
 
-    Torch's default dtype has 16 bits, and its default device is another one, as some programs make it, where that can be asked. In half of the cases nothing decays or is
+    Torch's default dtype has 16 bits, and its default device is another one, as some programs make it, where that can be asked. In half
+    of the cases nothing decays or is
     clipped, and a step has more micro-batches than a trainer keeps side by side. After the run the pipeline is at its beginning again but
     for the weights; in half of the cases a second run shows it.
     """

@@ -46,11 +46,13 @@ class Pretrainer(Door):
     """Language-model pre-training: streams of tokens, runs, their parts, and what they start from."""
 
     def epoch(self, tokens: Tokens, epoch: int, start: int = 0, meanwhile: Callable[[], object] = lambda: None) -> StreamRows:
-        """The rows of an epoch from batch `start` on. `meanwhile` is what happens between its first batch and the others."""
-        batches = _batches(tokens)
-        found = list(islice(stream := batches.epoch(epoch, start), 1))
-        meanwhile()
-        found += stream
+        """The rows of an epoch from batch `start` on, where torch's default device holds no numbers. `meanwhile` is what happens between
+        its first batch and the others."""
+        with torch.device("meta"):
+            batches = _batches(tokens)
+            found = list(islice(stream := batches.epoch(epoch, start), 1))
+            meanwhile()
+            found += stream
         empty = torch.zeros(0, tokens.seq, dtype=torch.int64)
         ids, mask = torch.cat([empty, *(batch.input_ids for batch in found)]), torch.cat([empty.bool(), *(batch.mask for batch in found)])
         return StreamRows(ids.numpy(), mask.numpy(), [len(batch.mask) for batch in found], len(batches))
