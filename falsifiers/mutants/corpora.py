@@ -279,6 +279,12 @@ wrong_step("impl.samples:_IdsOnDisk.__getitem__", name="corpus_within_4_gib", do
 )
 
 
+wrong_steps(
+    "impl.samples:_CHUNK_CHARACTERS",
+    corpus_of_long_texts_at_once=("A thousand texts are tokenised at once, however long, in any memory.", lambda _: 2**62),
+)
+
+
 @wrong_step("impl.samples:_IdsOnDisk.__getitem__")
 def corpus_read_from_where_its_file_stands(_: Any, ids: Any, span: slice) -> Any:
     """The file of token ids is told where to be read and then read, which a process that has it too may have told otherwise meanwhile."""

@@ -154,6 +154,10 @@ def _bytes_of(trial: Trial, rng: Generator, also: list[str]) -> list[Comparison]
     return compared + _statistics("bytes", found.statistics, lengths, corpus.multi_hot, limit)
 
 
+PIECE = 10**5
+"""Characters of a text, of which many are too long to be tokenised at once."""
+
+
 @may_be_non_finite("*.imbalance")
 def long_corpora_arrive(trial: Trial) -> Iterator[Comparison]:
     """Ids and labels of some thousand short texts, and of texts of half a million bytes, arrive as those of a few short ones do.
@@ -175,6 +179,9 @@ def long_corpora_arrive(trial: Trial) -> Iterator[Comparison]:
             read = trial.corpora.read(CorpusFile(path, MANY_CLASSES), tokenizing)
             yield from same(f"ids of {name} texts", rows, read.rows)
             yield from same(f"labels of {name} texts", labels, read.labels)
+        path.write_text((json.dumps({"input": "a" * PIECE, "label": 0}) + "\n") * 64)
+        most = trial.corpora.at_once(CorpusFile(path, 1), Tokenizing(None, 16))
+        yield value_at_most("characters of long texts that are tokenised at once", most, 2**20 + PIECE)
     yield from _large_ids(trial)
     yield from _beyond_4_gib(trial)
     yield from _longest_line(trial)

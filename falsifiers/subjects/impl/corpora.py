@@ -94,6 +94,19 @@ class Corpora(Door):
         collected.add([(row, len(row)) for row in rows], [0] * len(rows))
         return list(collected.samples().rows)
 
+    def at_once(self, corpus: CorpusFile, tokenizing: Tokenizing) -> int:
+        """The most characters that are given to the tokenizer at once as a corpus is read."""
+        tokenizer, counts = _tokens(tokenizing), [0]
+        measure = tokenizer.measure
+
+        def counted(texts: Sequence[str]) -> Any:
+            counts.append(sum(map(len, texts)))
+            return measure(texts)
+
+        with mock.patch.object(tokenizer, "measure", counted):
+            _samples(corpus, tokenizer)
+        return max(counts)
+
     def by_two_processes(self, rows: Sequence[Sequence[int]]) -> list[int]:
         """How many of the rows each of two processes finds otherwise that go on with a corpus on a disk, and read all of it at once."""
         collected = samples._Collected(samples._IdsOnDisk(Path("corpus.jsonl")), 2, False)
