@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from blackswan.impl import strict_json
-from blackswan.impl.checkpoint import TOKENIZER, TOKENIZER_CONFIG, belonging
+from blackswan.impl.checkpoint import TOKENIZER, TOKENIZER_CONFIG, belonging, read_config
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -87,7 +87,6 @@ class CheckpointTokens(Tokens):
         self._tokenizer.enable_truncation(max_seq_len)
         named = _settings(settings)
         _require_alike(settings, named, {token.content: token for token in self._tokenizer.get_added_tokens_decoder().values()})
-        _require_no_prefix(settings, named, self._tokenizer)
         self.fill = _fill_id(named, self._tokenizer.token_to_id)
         self.vocab = id_count(self._tokenizer)
         self.description = f"{path} ({self._tokenizer.get_vocab_size()} tokens)"
@@ -152,7 +151,10 @@ def load_tokenizer(folder: Path, max_seq_len: int, padding_side: str = "right") 
     path = belonging(folder, TOKENIZER)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; a checkpoint cannot be used without its own tokenizer, copy it there")
-    return CheckpointTokens(path, belonging(folder, TOKENIZER_CONFIG), max_seq_len, padding_side)
+    settings = belonging(folder, TOKENIZER_CONFIG)
+    tokens = CheckpointTokens(path, settings, max_seq_len, padding_side)
+    _require_no_prefix(folder, settings, path)
+    return tokens
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -195,16 +197,23 @@ def _require_alike(path: Path, settings: Mapping[str, Any], added: Mapping[str, 
             raise ValueError(f"{path}: {key} gives {token!r} another {flags[0]} than {TOKENIZER} does; make them equal")
 
 
-def _require_no_prefix(path: Path, settings: Mapping[str, Any], tokenizer: "Tokenizer") -> None:
+def _require_no_prefix(model: Path, settings: Path, tokenizer: Path) -> None:
     """Raises a ValueError where Qwen2Tokenizer of transformers would put a space before texts and their words, and tokenizer.json does not.
 
     Other classes leave the pre-tokenizer of bytes in tokenizer.json as it is.
     """
-    if settings.get("add_prefix_space") is not True or not str(settings.get("tokenizer_class") or QWEN2).startswith(QWEN2):
+    named = _settings(settings)
+    if named.get("add_prefix_space") is not True or not _is_qwens(named, read_config(model).family):
         return
-    found = strict_json.loads(tokenizer.to_str())["pre_tokenizer"] or {}
+    found = strict_json.loads(read_tokenizer(tokenizer).to_str())["pre_tokenizer"] or {}
     if any(part["type"] == "ByteLevel" and not part["add_prefix_space"] for part in (found, *found.get("pretokenizers", ())) if part):
-        raise ValueError(f"{path}: add_prefix_space is true, and false in the pre_tokenizer of {TOKENIZER}; make them equal")
+        raise ValueError(f"{settings}: add_prefix_space is true, and false in the pre_tokenizer of {TOKENIZER}; make them equal")
+
+
+def _is_qwens(settings: Mapping[str, Any], family: str) -> bool:
+    """Whether AutoTokenizer (transformers 5) takes its Qwen2Tokenizer: for Qwen2 whatever is named, for Qwen3 also where nothing is."""
+    usual = QWEN2 if family == "qwen3" else ""
+    return family == "qwen2" or str(settings.get("tokenizer_class") or usual).startswith(QWEN2)
 
 
 def _flag(token: Mapping[str, Any], name: str) -> Any:

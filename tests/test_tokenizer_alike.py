@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,16 @@ def test_auto_tokenizer_replaces_what_is_not_qwens_in_a_qwen_folder(tmp_path: Pa
     """transformers 5 takes only vocabulary and merges there; tokenizer.json is what is read here, as `tokenizers` reads it."""
     folder = folder_of(tmp_path, "qwen2", shipped, None)
     assert AutoTokenizer.from_pretrained(folder)("e\u0301")["input_ids"] != load_tokenizer(folder, 64).encode("e\u0301")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("named", [None, "Qwen2Tokenizer", "PreTrainedTokenizerFast", "LlamaTokenizerFast"])
+def test_a_prefix_is_refused_where_auto_tokenizer_adds_one(tmp_path: Path, family: str, named: str | None) -> None:
+    folder = folder_of(tmp_path, family, qwen, {"add_prefix_space": True, **({} if named is None else {"tokenizer_class": named})})
+    plain = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("a").ids
+    adds = AutoTokenizer.from_pretrained(folder)("a")["input_ids"] != plain
+    with pytest.raises(ValueError, match="add_prefix_space") if adds else nullcontext():
+        assert load_tokenizer(folder, 64).encode("a") == plain
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,17 @@ wrong_step("impl.tokens:_require_no_prefix", name="tokenizer_prefix_passed_over"
 wrong_step("impl.tokens:QWEN2", name="tokenizer_prefix_of_any_class", doc="add_prefix_space is refused of every class of transformers.")(
     lambda _: ""
 )
+wrong_steps(
+    "impl.tokens:_is_qwens",
+    tokenizer_prefix_by_its_class_alone=(
+        "add_prefix_space is refused where no class of transformers is named, of every family, and taken where another is, of Qwen2 too.",
+        lambda _, settings, *__: str(settings.get("tokenizer_class") or "Qwen2Tokenizer").startswith("Qwen2Tokenizer"),
+    ),
+    tokenizer_prefix_of_qwen2_by_its_class=(
+        "add_prefix_space of Qwen2 is taken where a class is named that transformers does not take.",
+        lambda right, settings, family: right(settings, "qwen3" if family == "qwen2" else family),
+    ),
+)
 
 
 @wrong_step("impl.tokens:_require_alike")

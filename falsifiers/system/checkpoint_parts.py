@@ -213,7 +213,7 @@ def _shard_damage(folder: Path, places: Mapping[str, str], rng: Generator) -> It
     yield make({"metadata": {"total_size": int(rng.integers(2**40))}}, taken=True)  # as writers count that know a tied head
 
 
-def _tokenizer_damage(folder: Path) -> Iterator[Damage]:
+def _tokenizer_damage(folder: Path, family: str) -> Iterator[Damage]:
     """A tokenizer_config.json by which texts would be split otherwise; and a tokenizer that draws lots, has more tokens than the model or
     adds more to a text than it may have. As many are taken."""
     from tokenizers import Tokenizer
@@ -223,8 +223,9 @@ def _tokenizer_damage(folder: Path) -> Iterator[Damage]:
     make, new, end = partial(edited, folder, TOKENIZER_CONFIG), "<new>", {"content": "<eos>", "special": True}
     yield from (make({key: new}) for key in ("pad_token", "bos_token", "eos_token", "unk_token", "sep_token", "cls_token", "mask_token"))
     yield make({"split_special_tokens": True})
-    yield from (make({"add_prefix_space": True, "tokenizer_class": name}) for name in ("Qwen2Tokenizer", "Qwen2TokenizerFast"))
-    yield make({"add_prefix_space": True, "tokenizer_class": "PreTrainedTokenizerFast"}, taken=True)
+    for name in ("Qwen2Tokenizer", "Qwen2TokenizerFast", "PreTrainedTokenizerFast", ABSENT):
+        followed = family == "qwen2" or name in ("Qwen2Tokenizer", "Qwen2TokenizerFast", *([ABSENT] if family == "qwen3" else []))
+        yield make({"add_prefix_space": True, "tokenizer_class": name}, taken=not followed)
     yield make({"add_prefix_space": False, "tokenizer_class": "Qwen2Tokenizer"}, taken=True)
     for named in (new, {"content": new}):
         yield from (make({key: [named]}) for key in ("additional_special_tokens", "extra_special_tokens"))
@@ -272,7 +273,7 @@ def refuses_parts(trial: Trial) -> Iterator[Comparison]:
             return trial.classifiers.fresh(folder, {**SETTINGS, **changes}, TEXTS)
 
         whole = ask()
-        damages = [*_config_damage(folder, family), *_tokenizer_damage(folder)]
+        damages = [*_config_damage(folder, family), *_tokenizer_damage(folder, family)]
         damages += [each for file in (CONFIG, TOKENIZER_CONFIG) for each in forms(folder, file, rng)]
         yield from judged(trial, folder, damages, ask)
         yield trial.refuses("longer texts than positions", partial(ask, max_seq_len=513), "max_seq_len", "ValueError")
