@@ -250,6 +250,11 @@ def progress_keeps_its_first_width(step: Any, progress: Any, record: Any) -> Non
 wrong_step(
     "impl.progress:Progress._columns", name="progress_as_wide_as_another_stream", doc="Lines are as wide as standard output, or as 80."
 )(lambda *_: shutil.get_terminal_size().columns)
+wrong_step(
+    "impl.progress:Progress._columns",
+    name="progress_as_wide_as_the_terminal",
+    doc="Lines are as wide as the terminal, whatever COLUMNS says.",
+)(lambda _, progress: os.get_terminal_size(progress.stream.fileno()).columns or 80)
 
 
 @wrong_step("impl.metrics:TensorBoard.step")

@@ -52,8 +52,9 @@ def progress_is_of_the_records(trial: Trial) -> list[Comparison]:
             found += same(f"files whose reading is shown at {pace} s", [(str(corpus), "9")] if pace == HOURS else [], _read(said.err))
         last = max(line["step"] for line in lines if line["kind"] == "step" and line["epoch"] == 1)
         within = int(rng.integers(1, last))  # the run goes on with a step, or with the end of the epoch
-        for step, columns in ((within, COLUMNS), (last, COLUMNS), (within, 0)):
-            found += _interrupted(trial, board, problem.folder / f"interrupted {step} {columns}", where, step, columns)
+        said_wide = int(rng.integers(20, 90))
+        for step, columns, variable in ((within, COLUMNS, said_wide), (last, COLUMNS, 0), (within, 0, 0)):
+            found += _interrupted(trial, board, problem.folder / f"interrupted {step} {columns}", where, step, columns, variable)
         found += [
             *_over(trial, problem.folder / f"interrupted {last} {COLUMNS}", board, where),
             *_of_no_loss(trial, problem, where),
@@ -67,17 +68,19 @@ def progress_is_of_the_records(trial: Trial) -> list[Comparison]:
         return found if "--tensorboard" in said.err else [*found, broken("message without TensorBoard", "does not name it", "", said.err)]
 
 
-def _interrupted(trial: Trial, board: Path, run: Path, where: Sequence[str], step: int, columns: int) -> Iterator[Comparison]:
+def _interrupted(
+    trial: Trial, board: Path, run: Path, where: Sequence[str], step: int, columns: int, variable: int
+) -> Iterator[Comparison]:
     """On a terminal, Ctrl-C in that step; the message has a line of its own. The run that goes on, on a terminal or not, shows
-    and counts its own steps alone."""
+    and counts its own steps alone, on a terminal as wide as COLUMNS says, if it is not 0."""
     made = 0
-    for more, interrupt, status, wide in (([], step, 2, COLUMNS), (["--resume"], None, 0, columns)):
+    for more, interrupt, status, wide, fixed in (([], step, 2, COLUMNS, 0), (["--resume"], None, 0, columns, variable)):
         given = ["train", f"--output={run}", f"--tensorboard={board}", *more, *where]
-        said, noted = trial.commands.shown(*given, columns=wide, pace=SECONDS, interrupt=interrupt)
+        said, noted = trial.commands.shown(*given, columns=wide, variable=fixed, pace=SECONDS, interrupt=interrupt)
         lines = timed_metrics(run)[made:]
         yield from same(f"status on a terminal {more}", status, said.status)
         if wide:
-            yield from _on_a_terminal(lines, _total(run), said.err, f"interrupted after step {step};" if interrupt else "")
+            yield from _on_a_terminal(lines, _total(run), said.err, f"interrupted after step {step};" if interrupt else "", fixed)
         else:
             yield from _elsewhere(lines, said.err, 3, _total(run))
         yield from _on_a_board(board, lines, noted)
@@ -186,10 +189,10 @@ def _timed(steps: Lines, line: Mapping[str, Any], match: "re.Match[str]", total:
     yield value_inside(f"seconds left at step {line['step']}", left, more * min(seconds) - 0.51, more * max(seconds) + 0.51)
 
 
-def _on_a_terminal(lines: Lines, total: int, err: str, message: str) -> Iterator[Comparison]:
+def _on_a_terminal(lines: Lines, total: int, err: str, message: str, fixed: int) -> Iterator[Comparison]:
     wide = COLUMNS - 1 + (lines[0]["kind"] == "epoch")  # that line is drawn over no other, after which the terminal would be narrower
     texts = enumerate(_texts(lines, total))
-    expected = [text[: wide - drawn] if line["kind"] == "step" else f"{text}\n" for drawn, (line, text) in texts]
+    expected = [text[: fixed - 1 if fixed else wide - drawn] if line["kind"] == "step" else f"{text}\n" for drawn, (line, text) in texts]
     drawn = err.split(CLEAR)
     if message:
         drawn[-1], _, said = drawn[-1].partition("\n")

@@ -98,11 +98,18 @@ class Commands(Door):
         return evaluate.as_json(found), list(evaluate.lines(found, several))
 
     def shown(
-        self, *arguments: object, columns: int = 0, pace: float = 1.0, board: bool = True, interrupt: int | None = None
+        self,
+        *arguments: object,
+        columns: int = 0,
+        variable: int = 0,
+        pace: float = 1.0,
+        board: bool = True,
+        interrupt: int | None = None,
     ) -> tuple[Said, list[Noted]]:
         """A command whose standard error is a terminal of so many columns, 0 for none, and what it gives to TensorBoard, if that is there.
 
-        The terminal becomes a column narrower with each line that is drawn over another; standard output is a file.
+        The terminal becomes a column narrower with each line that is drawn over another; standard output is a file. COLUMNS is
+        `variable`, 0 as where it says nothing.
 
         The clocks go ahead by `pace` seconds, or up to half as many more, whenever one is looked at, as in a step of a large model. Ctrl-C
         comes when TensorBoard is given a number of the step `interrupt`.
@@ -115,7 +122,7 @@ class Commands(Door):
         terminal = _Terminal(columns)
         with (
             _module("torch.utils.tensorboard", there),
-            mock.patch.dict(os.environ, COLUMNS="0"),
+            mock.patch.dict(os.environ, COLUMNS=str(variable)),
             mock.patch.object(os, "get_terminal_size", terminal.size),
             mock.patch.object(time, "perf_counter", side_effect=lambda: real() + next(ahead)),
             mock.patch.object(time, "monotonic", side_effect=lambda: real() + next(ahead)),
