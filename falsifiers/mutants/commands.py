@@ -207,6 +207,18 @@ wrong_step("impl.commands.predict:tempfile", name="predict_leaves_its_texts", do
 )
 
 
+wrong_step(
+    "impl.commands.predict:IN_MEMORY", name="predict_needs_temporary_files", doc="Texts are written to a file, however few they are."
+)(lambda _: 0)
+
+
+@wrong_step("impl.commands.predict:_kept")
+def predict_loses_what_was_in_memory(kept: Any, texts: Any) -> Any:
+    """Of texts that are too many for the memory those that were in it are lost."""
+    many = list(texts)
+    return kept(many if len(json.dumps(many)) < 2**16 else many[-1:])
+
+
 @wrong_step("impl.commands.predict:_lines")
 def predict_reads_a_name_twice(lines: Any, name: str) -> Any:
     """A file is read once to find what is wrong in it, and once more to answer, when a pipe with a name has nothing left."""

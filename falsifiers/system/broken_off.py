@@ -12,7 +12,7 @@ from pathlib import Path
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.system.adapter_files import CONFIG
-from blackswan.falsifiers.system.command_problem import METRICS, Small, metrics, options, small, texts_of
+from blackswan.falsifiers.system.command_problem import LARGE_TEXT, METRICS, Small, metrics, options, small, texts_of
 from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Trial, reads_files
 
@@ -82,7 +82,10 @@ def broken_off_commands_say_so(trial: Trial) -> Iterator[Comparison]:
         yield from _metrics_without_room(trial, train, run, problem.folder / "no room for a line")
         yield from _told_how_to_go_on(trial, train, run, rng)
         yield from _told_how_to_go_on(trial, pretrain, None, rng)
-        reading = {"train": (*train, f"--output={problem.folder / 'new'}"), "predict": ("predict", f"--adapter={run}", "--", *texts)}
+        reading = {
+            "train": (*train, f"--output={problem.folder / 'new'}"),
+            "predict": ("predict", f"--adapter={run}", "--", *texts, LARGE_TEXT),
+        }
         reading["evaluate"] = ("evaluate", f"--adapter={run}", f"--corpus={corpus}")
         for name, arguments in reading.items():
             yield from _without_room(trial, name, problem.folder, int(rng.integers(1, 12)), arguments)

@@ -15,7 +15,7 @@ import numpy as np
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors, broken, compare, value_at_most, value_inside
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
 from blackswan.falsifiers.subjects.doors.files import Label
-from blackswan.falsifiers.system.command_problem import MAX_SEQ_LEN, ODD, Small, options, piped, small, texts_of, tokenizer
+from blackswan.falsifiers.system.command_problem import LARGE_TEXT, MAX_SEQ_LEN, ODD, Small, options, piped, small, texts_of, tokenizer
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.table import Array
@@ -370,6 +370,9 @@ def texts_by_every_door(trial: Trial) -> Iterator[Comparison]:
             "standard input": (["--input=-"], content),
             "command line": (["--", *texts], b""),
         }
+        large = ([f"--adapter={run}", "--input=-"], [*texts, LARGE_TEXT], [*labels, labels[0]], content + LARGE_TEXT.encode())
+        shown, wanted = _answers(trial, problem, run / "best", *large)
+        yield from (replace(each, tensor=f"beside a large text: {each.tensor}") for each in _probable(trial, "every line", wanted, shown))
         batch = texts[: problem.settings["batch_size"]]
         first = trial.commands.library("probabilities", run / "best", batch)
         for door, (asked, given) in doors.items():
@@ -383,6 +386,8 @@ def texts_by_every_door(trial: Trial) -> Iterator[Comparison]:
             said = trial.commands.run("predict", f"--adapter={run}", f"{option}={problem.folder / 'empty'}")
             yield from same(f"what predict prints of no text <{option}>", "", said.out)
         listed = trial.commands.run("predict", f"--adapter={run}", "--input=-", stdin=b"\n").out
+        without = trial.commands.attempt("predict", f"--adapter={run}", "", temporary_files=False)
+        yield from same("answer where no temporary file can be made", (0, listed), (without.status, without.out))
         yield from same("answer to an empty text alone", listed, trial.commands.run("predict", f"--adapter={run}", "").out)
         yield from same("the library's answers to no text", [], trial.commands.library("predict", run / "best", []).tolist())
         opened = trial.commands.opened(run / "best", texts, labels)

@@ -6,9 +6,10 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, nullcontext
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from blackswan.impl import strict_json
 from blackswan.impl.commands.common import BadInput, add_adapter_options, open_saved
@@ -17,6 +18,9 @@ from blackswan.impl.strict_json import require_text
 
 if TYPE_CHECKING:
     from blackswan.impl.pipeline import ClassifyPipeline
+
+IN_MEMORY = 2**16
+"""Bytes of texts that are kept in memory until all are read."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -37,16 +41,30 @@ def run(options: argparse.Namespace) -> None:
         texts = (_text(text) for text in options.texts)
     else:
         texts = _lines(options.input) if options.corpus is None else _corpus(options.corpus)
-    with ExitStack() as open_files:
-        with naming(Path(tempfile.gettempdir())), ExitStack() as writing:  # to close it fails as well where the disk is full
-            kept = writing.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8"))
-            kept.writelines(json.dumps(text) + "\n" for text in texts)
-            kept.flush()
-            open_files.enter_context(writing.pop_all())
-        kept.seek(0)
+    with _kept(texts) as kept:
         pipeline = open_saved(options)
         for line in predictions(pipeline, map(json.loads, kept)):
             print(line)
+
+
+def _kept(texts: Iterable[str]) -> IO[bytes]:
+    """A line of JSON for each text: in memory, for there may be no folder for temporary files, and of many texts in such a file."""
+    lines, few = (json.dumps(text).encode() + b"\n" for text in texts), BytesIO()
+    for line in lines:
+        few.write(line)
+        if few.tell() > IN_MEMORY:
+            break
+    else:
+        few.seek(0)
+        return few
+    with naming(Path(tempfile.gettempdir())), ExitStack() as writing:  # to close it fails as well where the disk is full
+        kept = writing.enter_context(tempfile.TemporaryFile("w+b"))
+        kept.write(few.getvalue())
+        kept.writelines(lines)
+        kept.flush()
+        writing.pop_all()
+    kept.seek(0)
+    return kept
 
 
 def predictions(pipeline: "ClassifyPipeline", texts: Iterable[str]) -> Iterator[str]:

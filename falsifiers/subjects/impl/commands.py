@@ -75,14 +75,16 @@ class Commands(Door):
         with mock.patch("blackswan.impl.commands.train.parameter_count", return_value=parameters):
             return self.run("train", *arguments)
 
-    def attempt(self, *arguments: object, stdin: bytes = b"", environment: Mapping[str, str] | None = None) -> Said:
-        """A command with whatever end, in which the environment has those variables too."""
+    def attempt(
+        self, *arguments: object, stdin: bytes = b"", environment: Mapping[str, str] | None = None, temporary_files: bool = True
+    ) -> Said:
+        """A command with whatever end, in which the environment has those variables too, perhaps without a folder for temporary files."""
         given = io.TextIOWrapper(io.BytesIO(stdin))
         with (
             mock.patch.object(sys, "stdin", given),
             mock.patch.dict(os.environ, environment or {}),
             tempfile.TemporaryDirectory() as temporary,
-            mock.patch.object(tempfile, "tempdir", temporary),
+            mock.patch.object(tempfile, "tempdir", temporary if temporary_files else str(Path(temporary) / "none")),
         ):
             said = _run(self._given(arguments))
             if left := [path.name for path in Path(temporary).iterdir() if path.is_file()]:
