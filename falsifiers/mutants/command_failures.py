@@ -181,6 +181,14 @@ def steps_shown_before_they_are_written(_: Any, watch: Any, record: Any) -> None
             sink.step(record)
 
 
+@wrong_step("impl.commands.train:_Watch.epoch")
+def epochs_shown_before_they_are_written(_: Any, watch: Any, record: Any) -> None:
+    """The terminal shows an epoch that the metrics do not have yet."""
+    for sink in (watch.progress, watch.metrics, watch.board):
+        if sink is not None:
+            sink.epoch(record)
+
+
 wrong_step("impl.commands.train:_Watch._further", name="resume_is_said_of_no_run", doc="A run that had not begun is said to go on.")(
     lambda *_: "the same command with --resume goes on"
 )

@@ -162,17 +162,21 @@ def _told_how_to_go_on(trial: Trial, arguments: tuple[object, ...], whole: Path 
 def _metrics_without_room(trial: Trial, train: tuple[object, ...], whole: Path, output: Path) -> Iterator[Comparison]:
     """A run whose metrics have no room for a line, though all other files have: spaces make the first line longer than those files.
 
-    The message names the file, no step is shown that was not written there, and the run goes on to the lines of a whole one.
+    The message names the file, no step or epoch is shown that was not written there, and the run goes on to the lines of a whole one.
     """
     given = (*train, f"--output={output}")
     trial.commands.broken_off(output.parent, KeyboardInterrupt(), SECOND_STEP, *given)
     lines, last = (output / METRICS).read_text().splitlines(), metrics(output)[-1]["step"]
     (output / METRICS).write_text("\n".join([lines[0].ljust(LARGE), *lines[1:], ""]))
-    said = trial.commands.without_room((output / METRICS).stat().st_size + 9, *given, "--resume")
-    yield from same("status of train without room for a line", 1, said.status)
-    if not (TOO_LARGE in said.err and METRICS in said.err):
-        yield broken("message of train without room for a line", "does not say what and where", f"{TOO_LARGE}, {METRICS}", said.err[-300:])
-    yield from same("steps that are shown and not written", [], re.findall(rf"step (?!{last}/)\d+/.*", said.err))
+    written, (*steps, epoch) = (output / METRICS).stat().st_size, (whole / METRICS).read_text().splitlines(keepends=True)[last:]
+    room = {"a step": (9, rf"step (?!{last}/)\d+/.*"), "an epoch": (len("".join(steps)) + len(epoch) // 2, r"epoch .* done.*")}
+    for line, (more, shown) in room.items():
+        said = trial.commands.without_room(written + more, *given, "--resume")
+        yield from same(f"status of train without room for {line}", 1, said.status)
+        if not (TOO_LARGE in said.err and METRICS in said.err):
+            named = f"{TOO_LARGE}, {METRICS}"
+            yield broken(f"message of train without room for {line}", "does not say what and where", named, said.err[-300:])
+        yield from same(f"what is shown and not written without room for {line}", [], re.findall(shown, said.err))
     trial.commands.run(*given, "--resume")
     yield from same("metrics after a line without room", metrics(whole), metrics(output))
 
