@@ -354,6 +354,21 @@ def validation_by_another_name(samples: Any, *given: Any) -> Any:
         return samples(*given)
 
 
+@wrong_step("impl.commands.train:_samples")
+def workers_share_a_pipe(samples: Any, *given: Any) -> Any:
+    """Each of several workers reads a part of a corpus that comes from a pipe, and trains on it as if it were all."""
+    with mock.patch.object(Path, "is_fifo", return_value=False):
+        return samples(*given)
+
+
+@wrong_step("impl.commands.train:_samples")
+def corpora_from_pipes_of_one_worker_refused(samples: Any, options: Any, *given: Any) -> Any:
+    """A corpus that comes from a pipe is refused also of the one worker that there is."""
+    if options.corpus.is_fifo():
+        raise ValueError(f"{options.corpus} is a pipe; expected a file")
+    return samples(options, *given)
+
+
 def _of_no_sample() -> Any:
     from blackswan.impl.evaluation import Evaluation
 

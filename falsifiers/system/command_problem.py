@@ -6,10 +6,11 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -212,6 +213,27 @@ def piped(content: bytes) -> Iterator[str]:
     with os.fdopen(reading), ThreadPoolExecutor(1) as writer:
         writer.submit(_write, writing, content)
         yield f"/dev/fd/{reading}"
+
+
+@contextmanager
+def fed(pipe: Path, content: bytes) -> Iterator[Path]:
+    """A pipe with a name of its own, in which each who opens it while nobody else has it open finds that content."""
+    os.mkfifo(pipe)
+    over = Event()
+    with ThreadPoolExecutor(1) as writer:
+        writer.submit(_feed, pipe, content, over)
+        try:
+            yield pipe
+        finally:
+            over.set()
+
+
+def _feed(pipe: Path, content: bytes, over: Event) -> None:
+    while not over.wait(0.01):
+        with suppress(OSError):  # nobody reads
+            descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            os.set_blocking(descriptor, True)
+            _write(descriptor, content)
 
 
 def _write(descriptor: int, content: bytes) -> None:
