@@ -4,8 +4,10 @@ import argparse
 import difflib
 import sys
 import warnings
-from collections.abc import Callable, Collection, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from io import TextIOWrapper
+from typing import NoReturn, TextIO
 
 from blackswan.impl.commands import COMMANDS, BadInput, Interrupted, TrainingFailed
 from blackswan.impl.folder import DISK_ERRORS
@@ -61,7 +63,8 @@ def _parsed(arguments: Sequence[str], prog: str) -> argparse.Namespace:
 def _guarded(options: argparse.Namespace, name: str) -> int:
     """Runs a command; what can go wrong for reasons outside the program becomes a message and a status."""
     try:
-        return _run(COMMANDS[options.command].run, options, name)
+        with _escaping(sys.stdout):
+            return _run(COMMANDS[options.command].run, options, name)
     except KeyboardInterrupt:
         return _say(name, Interrupted("interrupted"), INTERRUPTED)
     except Interrupted as error:
@@ -69,6 +72,19 @@ def _guarded(options: argparse.Namespace, name: str) -> int:
     except (BadInput, ValueError, OSError) as error:
         broken = isinstance(error, BrokenPipeError) or (isinstance(error, OSError) and error.errno in DISK_ERRORS)
         return _say(name, error, FAILED if broken else BAD_INPUT)
+
+
+@contextmanager
+def _escaping(stream: TextIO) -> Iterator[None]:
+    """Inside, characters that a stream's encoding lacks are escaped, as standard error has them: no name of a file may end a command."""
+    if not isinstance(stream, TextIOWrapper) or stream.errors != "strict":
+        yield
+        return
+    stream.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        stream.reconfigure(errors="strict")
 
 
 def _run(run: Callable[[argparse.Namespace], None], options: argparse.Namespace, name: str) -> int:

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
@@ -210,6 +211,18 @@ wrong_step("impl.commands.predict:tempfile", name="predict_leaves_its_texts", do
 wrong_step(
     "impl.commands.predict:IN_MEMORY", name="predict_needs_temporary_files", doc="Texts are written to a file, however few they are."
 )(lambda _: 0)
+
+
+wrong_step("impl.__main__:_escaping", name="commands_end_by_names", doc="A name that standard output has no letters for ends a command.")(
+    lambda *_: nullcontext()
+)
+
+
+@wrong_step("impl.__main__:_escaping")
+def commands_escape_for_good(_: Any, stream: Any) -> Any:
+    """Standard output escapes what it has no letters for after a command too."""
+    stream.reconfigure(errors="backslashreplace")
+    return nullcontext()
 
 
 @wrong_step("impl.commands.predict:_kept")

@@ -364,9 +364,14 @@ def _events(folder: str, purge_step: int | None = None) -> mock.Mock:
 
 
 def _run(arguments: Sequence[str], err: io.StringIO | None = None) -> Said:
-    with _in_ascii(), redirect_stdout(io.StringIO()) as out, redirect_stderr(err or io.StringIO()) as err:
+    written = io.BytesIO()
+    out = io.TextIOWrapper(written, encoding="ascii", newline="\n")
+    with _in_ascii(), redirect_stdout(out), redirect_stderr(err or io.StringIO()) as err:
         status = command.main(arguments)
-    return Said(status, out.getvalue(), err.getvalue())
+    if out.errors != "strict":
+        raise RuntimeError(f"{arguments[0]} left standard output, which is the process's own, with other errors: {out.errors}")
+    out.flush()
+    return Said(status, written.getvalue().decode("ascii"), err.getvalue())
 
 
 @contextmanager
