@@ -127,6 +127,12 @@ def saved_over_a_checkpoint_in_parts(save: Step, folder: Path, *given: Any, **na
 wrong_step("impl.folder:_prefix", name="names_of_parts_too_long", doc="What is written beside a long name has one that is too long.")(
     lambda _, name: f".partial-{name}."
 )
+wrong_step("impl.folder:_prefix", name="names_of_parts_by_their_letters", doc="Letters of a long name are counted, and not their bytes.")(
+    lambda right, name: f".partial-{name}." if len(name) < 200 else right(name)
+)
+wrong_step("impl.folder:_LONGEST", name="names_of_parts_without_their_end", doc="A long name leaves no room for what is put at its end.")(
+    lambda usual: usual + len(".old")
+)
 
 
 @wrong_step("impl.folder:remove_left_over")

@@ -28,6 +28,8 @@ from blackswan.reference.table import Array
 
 LONG = "adapter".ljust(255, "s")
 """A name as long as file systems take."""
+NAMES = ("adapter".ljust(131, "\u00e9"), LONG[:233], LONG[:234], LONG)
+"""Names as long, one of letters of two bytes, and two of which the names of parts are about as long as that."""
 STEPS = 14
 """The number of steps in the file system at each of which a save is killed; `impl` takes 12."""
 
@@ -173,22 +175,22 @@ def _through_a_link(trial: Trial, model: Model, folder: Path) -> list[Comparison
 def _without_exchange(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
     """A save leaves the new adapter where the system cannot exchange two names, the old one where that fails, and nothing beside it.
 
-    Its name is as long as names can be.
+    Its name is as long as names can be, or nearly so.
     """
     place, found = folder / "renamed", []
-    save = partial(trial.files.save_adapter, place / LONG, folder / "base", model.settings)
-    save(model.trainable)
-    for times, code in enumerate((0, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP), start=2):
-        tensors = {name: times * value for name, value in model.trainable.items()}
+    for times, (name, code) in enumerate(zip(NAMES, (0, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP), strict=True), start=2):
+        save = partial(trial.files.save_adapter, place / name, folder / "base", model.settings)
+        save(model.trainable)
+        tensors = {key: times * value for key, value in model.trainable.items()}
         save(tensors, exchange=code)
-        stored = load_file(place / LONG / ADAPTER_WEIGHTS)
-        found += same_tensors({PREFIX + name: value for name, value in tensors.items()}, stored)
-        found += same("names beside a new adapter", [LONG], [each.name for each in place.iterdir()])
+        stored = load_file(place / name / ADAPTER_WEIGHTS)
+        found += same_tensors({PREFIX + key: value for key, value in tensors.items()}, stored)
+    found += same("names beside new adapters", sorted(NAMES), sorted(each.name for each in place.iterdir()))
     for failure in ({"exchange": errno.EACCES}, {"exchange": 0, "renames": 0}, {"exchange": 0, "renames": 1}):
         found.append(trial.refuses(f"a name that is not given {failure}", partial(save, model.trainable, **failure), "adapter", "OSError"))
         found += same(f"adapter in its place {failure}", True, (place / LONG / ADAPTER_WEIGHTS).is_file())
         found += same_tensors(stored, load_file(place / LONG / ADAPTER_WEIGHTS)) if found[-1].held else []
-    return found + same("names beside an adapter", [LONG], [each.name for each in place.iterdir()])
+    return found + same("names beside an adapter", sorted(NAMES), sorted(each.name for each in place.iterdir()))
 
 
 def _whole(name: str, found: dict[str, bytes], accepted: list[dict[str, bytes]]) -> Comparison:
