@@ -1,5 +1,6 @@
 """Wrong records of the command `train`: what it counts, writes and shows, and what a continuation makes of the lines that are there."""
 
+import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -56,6 +57,14 @@ def statistics_say_infinity_otherwise(write: Any, output: Any, *given: Any) -> N
     write(output, *given)
     file = output / "statistics.yaml"
     file.write_text(file.read_text().replace(".inf", "inf"))
+
+
+@wrong_step("impl.commands.train:_write_for_rules")
+def statistics_say_two_digits(write: Any, output: Any, *given: Any) -> None:
+    """The ratio of classes in statistics.yaml is rounded, as if it were for people: a rule takes one that it would refuse."""
+    write(output, *given)
+    file = output / "statistics.yaml"
+    file.write_text(re.sub(r"(imbalance_ratio: \d+\.\d\d)\d*", r"\1", file.read_text()))
 
 
 @wrong_step("impl.apr_write:export_apr")
