@@ -56,6 +56,17 @@ def steps_by_hand_not_clipped(make: Step, pipeline: Any, *given: Any) -> Any:
 wrong_step("impl.pipeline:tokenize", name="texts_of_one_label", doc="Samples that are given as texts have one label each.")(
     lambda tokenize, samples, tokens, classes, _: tokenize(samples, tokens, classes)
 )
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline.__init__")
+def weights_in_a_list_passed_over(init: Any, pipeline: Any, architecture: Any, config: Any, *given: Any, **named: Any) -> None:
+    """Class weights that Python gives as a list, and not as a tuple, count as none."""
+    init(pipeline, architecture, config, *given, **named)
+    if isinstance(config.class_weights, list):
+        pipeline.class_weights = None
+        pipeline.start(None)
+
+
 wrong_step(
     "impl.pipeline:ClassifyPipeline.train_step", name="one_sample_in_a_list_alone", doc="A sample by itself makes no step, but in a list."
 )(lambda _, pipeline, sample: pipeline._ready().train_step(pipeline._batch(sample)))

@@ -359,7 +359,7 @@ def _adapter(folder: Path) -> dict[str, Array]:
 
 
 def _pipeline(problem: Problem, device: torch.device, group: Group) -> ClassifyPipeline:
-    config = ClassifyConfig.from_mapping(problem.settings)
+    config = ClassifyConfig(**problem.settings)  # by Python, where class weights may be a list, which `from_mapping` makes a tuple
     architecture = config_of(problem.architecture)
     kind: type[ClassifyPipeline] = ClassifyPipeline
     if config.backend == "fused" and device.type == "cpu":
