@@ -225,6 +225,13 @@ def commands_escape_for_good(_: Any, stream: Any) -> Any:
     return nullcontext()
 
 
+@wrong_step("impl.pipeline:require_texts")
+def texts_have_to_be_a_list(_: Any, texts: Any) -> None:
+    """Texts in a tuple are refused as if they were one text."""
+    if not isinstance(texts, list):
+        raise TypeError(f"texts is {texts!r}; expected a list of texts")
+
+
 @wrong_step("impl.commands.predict:_kept")
 def predict_loses_what_was_in_memory(kept: Any, texts: Any) -> Any:
     """Of texts that are too many for the memory those that were in it are lost."""

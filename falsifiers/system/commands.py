@@ -374,7 +374,7 @@ def texts_by_every_door(trial: Trial) -> Iterator[Comparison]:
         shown, wanted = _answers(trial, problem, run / "best", *large)
         yield from (replace(each, tensor=f"beside a large text: {each.tensor}") for each in _probable(trial, "every line", wanted, shown))
         batch = texts[: problem.settings["batch_size"]]
-        first = trial.commands.library("probabilities", run / "best", batch)
+        first = trial.commands.library("probabilities", run / "best", tuple(batch))
         for door, (asked, given) in doors.items():
             shown, wanted = _answers(trial, problem, run / "best", (f"--adapter={run}", *asked), texts, labels, given)
             yield from (replace(each, tensor=f"{door}: {each.tensor}") for each in _probable(trial, "every line", wanted, shown))
