@@ -6,9 +6,10 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import asdict, replace
 from functools import partial
+from io import StringIO
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -223,6 +224,13 @@ def commands_escape_for_good(_: Any, stream: Any) -> Any:
     """Standard output escapes what it has no letters for after a command too."""
     stream.reconfigure(errors="backslashreplace")
     return nullcontext()
+
+
+@wrong_step("impl.__main__:_run")
+def evaluate_tells_programs_of_no_cut(run: Any, command: Any, options: Any, name: str) -> Any:
+    """How many texts are cut off is said beside tables, and not beside JSON."""
+    with redirect_stderr(StringIO()) if getattr(options, "json", False) else nullcontext():
+        return run(command, options, name)
 
 
 @wrong_step("impl.pipeline:require_texts")

@@ -235,12 +235,14 @@ def _counted_anew(
         labels = [int(wanted.classes[0]), *labels[1:]]
         wanted = replace(wanted, labels=labels)
         problem.corpus(path.stem, texts, labels)
-    yield from _as_json(trial, name, wanted, json.loads(trial.commands.run("evaluate", *asked, "--json").out))
+    told = trial.commands.run("evaluate", *asked, "--json")
+    yield from _as_json(trial, name, wanted, json.loads(told.out))
+    cut = sum(len(tokenizer().encode(text).ids) > MAX_SEQ_LEN for text in texts)
+    warning = f"{path}: {cut} texts are longer than max_seq_len {MAX_SEQ_LEN}: their end is cut off\n" if cut else ""
+    yield from same(f"texts that are cut off, beside JSON <{name}>", warning, told.err)
     if tables and problem.classes <= CELLS:
         said = trial.commands.run("evaluate", *asked)
         yield from _as_tables(trial, name, wanted, said.out)
-        cut = sum(len(tokenizer().encode(text).ids) > MAX_SEQ_LEN for text in texts)
-        warning = f"{path}: {cut} texts are longer than max_seq_len {MAX_SEQ_LEN}: their end is cut off\n" if cut else ""
         yield from same(f"texts that are cut off <{name}>", warning, said.err)
 
 
