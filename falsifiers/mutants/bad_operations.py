@@ -30,6 +30,11 @@ def _in_one_buffer(right: Callable[..., Any], **given: Any) -> Any:
     return found
 
 
+def _unclipped(right: Callable[..., Any], gradients: torch.Tensor, max_norm: float) -> Any:
+    clipped, norm = right(gradients, max_norm)
+    return (clipped if norm > max_norm else gradients), norm
+
+
 _BUFFERS: dict[Any, torch.Tensor] = {}
 
 
@@ -45,6 +50,22 @@ wrong_steps(
     ),
     embedded_in_one_buffer=("Rows of the embedding lie where those of the next call do.", _with("embedding", _in_one_buffer)),
     rotated_in_one_buffer=("Rotated heads lie where those of the next call do.", _with("rope", _in_one_buffer)),
+    operations_average_in_16_bits=(
+        "Gradients in 16 bits are averaged in these.",
+        _with("average_gradients", lambda right, gradients, counts: right(gradients, counts).to(gradients.dtype)),
+    ),
+    operations_round_targets_to_the_logits=(
+        "Targets of several labels are rounded to the dtype of the logits.",
+        _with("bce_with_logits", lambda right, logits, targets: right(logits, targets.to(logits.dtype))),
+    ),
+    operations_average_one_in_its_place=(
+        "The mean of one micro-batch is that one itself, and not a copy.",
+        _with("average_gradients", lambda right, gradients, counts: right(gradients, counts) if len(gradients) > 1 else gradients[0]),
+    ),
+    operations_clip_nothing_in_its_place=(
+        "Gradients that need no clipping are the given ones, and not a copy.",
+        _with("clip_by_global_norm", _unclipped),
+    ),
     float64_rotated_by_float32=("Pairs in float64 are rotated in float32.", _with("rope", _in_float32)),
     float64_entropy_in_float32=(
         "The binary cross-entropy of logits in float64 is computed in float32.",

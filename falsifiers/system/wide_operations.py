@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from blackswan import reference
-from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.numeric.comparison import Comparison, value_at_most
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
@@ -15,15 +15,33 @@ from blackswan.falsifiers.system.trial import Trial
 Asked = tuple[str, dict[str, Any], dict[str, Any]]
 """An operation, its inputs and its scalars."""
 
+BESIDE_16_BITS = 2.0**-20
+"""Of the largest number: eight roundings of float32, of which float16 has a thousandth."""
+
 
 def operations_keep_float64(trial: Trial) -> Iterator[Comparison]:
-    """Each operation of arrays in float64 gives what the reference gives."""
+    """Each operation of arrays in float64 gives what the reference gives, and losses and steps beside an array in 16 bits what that gives in
+    float32."""
     rng = trial.rng("operations")
     for operation, inputs, scalars in [*_of_models(rng), *_of_losses(rng), *_of_steps(rng)]:
         expected = reference.evaluate(operation, inputs, scalars)
         found = trial.devices.operate(operation, {**inputs, **scalars}, "torch")
         for (name, value), actual in zip(expected.items(), found, strict=True):
             yield trial.near(f"{operation} {name}", value, actual)
+    yield from _beside_16_bits(trial, rng)
+
+
+def _beside_16_bits(trial: Trial, rng: Generator) -> Iterator[Comparison]:
+    """Losses and steps with one of their arrays in 16 bits are those of its numbers and of the others', to some roundings of float32."""
+    for operation, inputs, scalars in [*_of_losses(rng), *_of_steps(rng)]:
+        reals = {name: value for name, value in inputs.items() if value.dtype.kind == "f"}
+        for narrow in reals:
+            given = inputs | {name: value.astype(np.float16 if name == narrow else np.float32) for name, value in reals.items()}
+            expected = reference.evaluate(operation, given | {name: given[name].astype(np.float64) for name in reals}, scalars)
+            found = trial.devices.operate(operation, {**given, **scalars}, "torch")
+            for (name, value), actual in zip(expected.items(), found, strict=True):
+                off = np.abs(actual - value).max() / np.abs(value).max()
+                yield value_at_most(f"{operation} with {narrow} in 16 bits: error of {name}", off, BESIDE_16_BITS)
 
 
 def operations_own_their_memory(trial: Trial) -> Iterator[Comparison]:
@@ -77,8 +95,9 @@ def _of_steps(rng: Generator) -> Iterator[Asked]:
     moments = {name: np.abs(rng.normal(size=count)) for name in ("parameter", "gradient", "exp_avg", "exp_avg_sq")}
     settings = {"learning_rate": 0.1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
     yield "adamw_step", moments, {"step": int(rng.integers(1, 2000)), **settings}
-    yield "clip_by_global_norm", {"gradients": gradients}, {"max_norm": 0.5}
-    yield "average_gradients", {"gradients": gradients, "counts": rng.integers(1, 2**18, rows)}, {}
+    yield from (("clip_by_global_norm", {"gradients": gradients}, {"max_norm": norm}) for norm in (0.5, 1e6))
+    counts = rng.integers(1, 2**18, rows)
+    yield from (("average_gradients", {"gradients": gradients[:some], "counts": counts[:some]}, {}) for some in (rows, 1))
 
 
 def _of_nf4(rng: Generator) -> Iterator[Asked]:
