@@ -17,6 +17,7 @@ from blackswan.impl.optimiser import AdamW
 HELD = 4
 """Gradients of micro-batches that are kept side by side. Where one more comes they are averaged to one, so that memory does not grow with
 the number of micro-batches."""
+WEIGHTS_OF_SEVERAL = "class weights weight the cross-entropy of single labels; with several labels a sample leave them out"
 _NO_GRADIENT = torch.empty(0, device="cpu")
 
 
@@ -84,7 +85,7 @@ class Trainer:
         group: Group = ALONE,
     ) -> None:
         if multi_label and class_weights is not None:
-            raise ValueError("class weights weight the cross-entropy of single labels; with several labels a sample leave them out")
+            raise ValueError(WEIGHTS_OF_SEVERAL)
         self.classifier, self.micro_batch = classifier, micro_batch
         self.class_weights = None if class_weights is None else class_weights.clone()  # the caller may write to its own
         self.multi_label, self.group = multi_label, group

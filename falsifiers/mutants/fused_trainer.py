@@ -123,6 +123,46 @@ def layers_bind_where_the_first_is_elsewhere(bind: Step, self: Any) -> None:
         bind(self)
 
 
+@wrong_step("impl.fused.step:FusedTrainer._weigh")
+def layers_weigh_classes_as_at_first(weigh: Step, self: Any) -> None:
+    """Class weights that are set later are passed over."""
+    with patch.object(self, "class_weights", self.model.class_weights):
+        weigh(self)
+
+
+@wrong_step("impl.fused.step:FusedTrainer._move")
+def layers_move_by_rates_of_the_default_dtype(move: Step, self: Any, gradient: Any, finite: Any) -> None:
+    """The rate, the decay and the corrections go to the device in torch's default dtype, which may have eight bits."""
+    self._hyper.copy_(self._hyper.to(torch.get_default_dtype()))
+    move(self, gradient, finite)
+
+
+@wrong_step("impl.fused.step:pack")
+def layers_leave_places_unwritten(pack: Step, batch: Any, samples: int, total: int) -> Any:
+    """Labels of places without a sample are whatever lies in memory, and may be none."""
+    packed, places = pack(batch, samples, total), torch.arange(samples, device=batch.labels.device) >= len(batch.labels)
+    packed.labels[places] = torch.empty_like(packed.labels)[places]
+    return packed
+
+
+@wrong_step("impl.kernels.nf4_dequantize:_codebook")
+def kernel_levels_in_the_default_dtype(codebook: Step, device: Any) -> Any:
+    """NF4's levels are made in torch's default dtype, which may have eight bits."""
+    return codebook(device).to(torch.get_default_dtype())
+
+
+@wrong_step("impl.classifier:Classifier.loss")
+def several_labels_in_float32_alone(loss: Step, self: Any, logits: Any, labels: Any, class_weights: Any = None) -> Any:
+    """Several labels a sample are taken in float32 alone; in float64, as NumPy makes them, they count as one."""
+    return loss(self, logits, labels.long() if labels.dtype == torch.float64 else labels, class_weights)
+
+
+@wrong_step("impl.fused.step:pack")
+def layers_refuse_columns_of_a_batch(pack: Step, batch: Any, samples: int, total: int) -> Any:
+    """A mask is read as one piece of memory, so that a batch that is a part of another's columns is refused."""
+    return pack(replace(batch, mask=batch.mask.view(-1).view(batch.mask.shape)), samples, total)
+
+
 wrong_step("impl.fused.step:FusedTrainer._packed", name="layers_pack_without_looking", doc="Bad values of a batch are not looked for.")(
     lambda _, self, part: _unchecked(self, part)
 )

@@ -30,8 +30,8 @@ CALLS = (
 )
 """Calls of a trainer with so many samples, of which three are computed at a time; the last one evaluates."""
 RATE_SET = 5
-"""Number of the call before which rate and largest norm are set by hand and parameters get other memory, when a step has been captured and,
-where nothing moves, no state was loaded."""
+"""Number of the call before which rate, largest norm and class weights are set by hand and parameters get other memory, when a step has
+been captured and, where nothing moves, no state was loaded."""
 MANY = 6
 """Micro-batches of a call, more than the four whose gradients are held side by side."""
 LONG = 300
@@ -204,6 +204,7 @@ def _followed(
             for each in (right, tried):
                 each.set_rate(0.004)
                 each.set_norm(settings["max_norm"] / 512)
+                each.set_class_weights(_others(settings))
                 each.move_elsewhere()
         label, before = f"call {number}, {name} of {samples}", tried.state()
         said, answer = right.call(name, *batch), tried.call(name, *batch)
@@ -218,6 +219,11 @@ def _followed(
     yield from same("frozen tensors after the calls", right.frozen(), tried.frozen())
     if plain:
         yield from _refused(trial, rng, work, tried, settings["multi_label"])
+
+
+def _others(settings: Mapping[str, Any]) -> list[float] | None:
+    """None in the place of class weights, weights in the place of none, where a sample has one label."""
+    return None if settings["multi_label"] or settings["class_weights"] else [0.5, 2.0, 3.0]
 
 
 def _another(rng: Generator, state: Arrays) -> dict[str, Array]:
@@ -272,7 +278,8 @@ def _batch(rng: Generator, work: Workload, samples: int, several: bool, lengths:
         mask = rng.permuted(np.arange(work.seq) < rng.permuted(lengths)[:, None] * work.seq // 6, axis=1)
     wider = int(rng.integers(0, 4))
     mask = np.roll(np.pad(mask, ((0, 0), (0, wider))), int(rng.integers(0, wider + 1)), axis=1)
-    labels = rng.integers(0, 2, (samples, work.classes)).astype(np.float32) if several else rng.integers(0, work.classes, samples)
+    labels = rng.integers(0, 2, (samples, work.classes)) if several else rng.integers(0, work.classes, samples)
+    labels = labels.astype(str(rng.choice(["float32", "float64"]))) if several else labels
     return rng.integers(0, work.vocab, mask.shape), mask, labels
 
 
@@ -297,6 +304,12 @@ def _refused(trial: Trial, rng: Generator, work: Workload, tried: "Steps", sever
     }
     for (name, (batch, message)), call in product(bad.items(), ("accumulate", "train_batch")):
         yield trial.refuses(f"{name}, {call}", partial(tried.call, call, *batch), message, "ValueError")
+    if several:
+        tried.set_class_weights([1.0] * work.classes)
+        yield trial.refuses(
+            "weights of classes with several labels", partial(tried.call, "train_batch", ids, mask, labels), "class weights", "ValueError"
+        )
+        tried.set_class_weights(None)
     yield from same("state after bad batches", before, tried.state())
     yield from _out_of_turn(trial, tried, (ids, mask, labels))
     yield from _failing_late(trial, rng, work, tried, before, several)

@@ -20,8 +20,8 @@ BESIDE_16_BITS = 2.0**-20
 
 
 def operations_keep_float64(trial: Trial) -> Iterator[Comparison]:
-    """Each operation of arrays in float64 gives what the reference gives, and losses and steps beside an array in 16 bits what that gives in
-    float32."""
+    """Each operation of arrays in float64 gives what the reference gives, and losses and steps beside an array in 16 bits what float32
+    gives."""
     rng = trial.rng("operations")
     for operation, inputs, scalars in [*_of_models(rng), *_of_losses(rng), *_of_steps(rng)]:
         expected = reference.evaluate(operation, inputs, scalars)

@@ -15,8 +15,9 @@ from blackswan.impl.fused.fitting import why_not_weights
 from blackswan.impl.fused.packing import GRAIN, Packed, pack, sizes_of
 from blackswan.impl.fused.side import captured_stream
 from blackswan.impl.kernels.launch import on_device
+from blackswan.impl.operations.losses import require_class_weights
 from blackswan.impl.operations.optimisation import adamw_moved
-from blackswan.impl.trainer import Batch, BatchResult, MicroResult, Trainer, classes_of
+from blackswan.impl.trainer import WEIGHTS_OF_SEVERAL, Batch, BatchResult, MicroResult, Trainer, classes_of
 
 if TYPE_CHECKING:
     from blackswan.impl.fused.model import FusedClassifier, Outcome
@@ -94,6 +95,7 @@ class FusedTrainer(Trainer):
         self._require_batch(batch)
         self._require_step_left()
         packed = self._packed(batch)
+        self._weigh()
         self._bind()
         rate, step = self.learning_rate, self.optimiser.steps + 1
         hyper = [rate, 1 - BETAS[0] ** step, 1 - BETAS[1] ** step, rate * self.optimiser.weight_decay, self.max_norm]
@@ -110,6 +112,7 @@ class FusedTrainer(Trainer):
         """The mean loss and gradient of a micro-batch."""
         del index
         packed = self._packed(part)
+        self._weigh()
         self._bind()
         outcome = self._replayed("gradient", packed, self._computed)
         logits = outcome.logits[: len(part.labels)]
@@ -167,6 +170,18 @@ class FusedTrainer(Trainer):
         moved = adamw_moved(self._masters, gradient, *self._moments, rate, (correction, correction_sq), decay, BETAS, EPS)
         for value, new in zip(values, moved, strict=True):
             value.copy_(torch.where(finite, new, value))
+
+    def _weigh(self) -> None:
+        """Class weights that were put in the place of others are those of the next step, for which what was captured is captured anew."""
+        weights = self.class_weights
+        if weights is self.model.class_weights:
+            return
+        if weights is not None and self.multi_label:
+            raise ValueError(WEIGHTS_OF_SEVERAL)
+        if weights is not None:
+            require_class_weights(weights, self.classifier.adaptation.classes)
+        self.model.class_weights = weights
+        self._graphs, self._pool = {}, None
 
     def _bind(self) -> None:
         """The parameters are views of one vector, and the optimiser's moments those of the graphs, whoever put others in their place."""

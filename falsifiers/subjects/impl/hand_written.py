@@ -5,7 +5,7 @@ thousand times as long in its interpreter; and computations behave as captured o
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from types import MethodType
@@ -19,6 +19,7 @@ from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of, t
 from blackswan.falsifiers.subjects.doors.devices import Workload
 from blackswan.falsifiers.subjects.impl.late import few_tokens
 from blackswan.falsifiers.subjects.protocol import Lacks, Session
+from blackswan.falsifiers.subjects.shared import default_dtype
 from blackswan.impl import kernels, pipeline
 from blackswan.impl.classifier import Classifier, trainable_shapes
 from blackswan.impl.fused import step
@@ -39,6 +40,22 @@ def _in_one_buffer(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     names = sorted(tensors, reverse=True)
     parts = torch.split(torch.cat([tensors[name].reshape(-1) for name in names]), [tensors[name].numel() for name in names])
     return {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
+
+
+def _among_others(value: Tensor) -> Tensor:
+    return torch.stack([value, value], dim=1)[:, 0]
+
+
+@contextmanager
+def other_defaults() -> Iterator[None]:
+    """Inside the block torch makes tensors in bfloat16, and without content, where it is not told a dtype and a device, and those that are
+    empty hold no number."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        with default_dtype("bfloat16"), torch.device("meta"):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 class Steps(Session):
@@ -66,10 +83,13 @@ class Steps(Session):
     def call(
         self, name: str, ids: Array, mask: Array, labels: Array, inside: AbstractContextManager[Any] | None = None
     ) -> dict[str, float]:
-        """A call of the trainer with a batch: what it says. `apply` takes what was accumulated. It is made inside that block."""
-        batch = Batch(*(torch.tensor(value, device=self._place) for value in (ids, mask, labels)))
-        few = few_tokens() if self._place.type == "cpu" else nullcontext()
-        with few, plain_kernels() if self._plain else nullcontext(), inside or nullcontext():
+        """A call of the trainer with a batch, whose samples alternate in memory with others: what it says. `apply` takes what was
+        accumulated. It is made inside that block; on a CPU torch's defaults are others than a program may count on."""
+        batch = Batch(*(_among_others(torch.tensor(value, device=self._place)) for value in (ids, mask, labels)))
+        on_cpu = self._place.type == "cpu"
+        defaults = other_defaults() if on_cpu and isinstance(self._trainer, FusedTrainer) else nullcontext()
+        few, plain = few_tokens() if on_cpu else nullcontext(), plain_kernels() if self._plain else nullcontext()
+        with few, plain, defaults, inside or nullcontext():
             found = getattr(self._trainer, name)(*([] if name == "apply" else [batch]))
         return {name: float(getattr(found, name) or 0.0) for name in ("loss", "correct", "total", "gradient_norm")}
 
@@ -105,6 +125,10 @@ class Steps(Session):
     def set_norm(self, norm: float) -> None:
         """The largest norm of the gradients of the next steps."""
         self._trainer.max_norm = norm
+
+    def set_class_weights(self, weights: Sequence[float] | None) -> None:
+        """The weights of the classes in the next steps, or none."""
+        self._trainer.class_weights = None if weights is None else torch.tensor(weights, device=self._place)
 
     def move_elsewhere(self) -> None:
         """Gives each trained tensor but the first memory of its own."""
