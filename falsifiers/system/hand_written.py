@@ -290,6 +290,7 @@ def _refused(trial: Trial, rng: Generator, work: Workload, tried: "Steps", sever
     wrong, below, none = labels.copy(), labels.copy(), labels.copy()
     wrong[-1], below[-1], none[-1] = (2.0, -0.5, np.nan) if several else (work.classes, -1, -1)
     long = 2 * mask.shape[1]
+    padded = np.pad(ids, ((0, 0), (0, 1)), constant_values=work.vocab), np.pad(mask, ((0, 0), (0, 1))), labels
     bad: dict[str, tuple[Batch, str]] = {
         "no sample": ((ids[:0], mask[:0], labels[:0]), "empty"),
         "a token below zero": ((np.where(np.arange(ids.shape[1]), ids, -1), mask, labels), "input_ids"),
@@ -297,6 +298,7 @@ def _refused(trial: Trial, rng: Generator, work: Workload, tried: "Steps", sever
         "a label that is no number": ((ids, mask, none), "label"),
         "a sample without a token": ((ids, mask & (np.arange(2)[:, None] == 1), labels), "mask"),
         "a token that is none": ((np.full_like(ids, work.vocab), mask, labels), "input_ids"),
+        "a padding that is no token": (padded, "input_ids"),
         "a label that is none": ((ids, mask, wrong), "label"),
         "a sample that is too long": ((np.tile(ids, 2), np.tile(np.ones_like(mask), 2), labels), rf"\b{long} tokens"),
         "fewer labels than samples": ((ids, mask, labels[:1]), "labels"),
