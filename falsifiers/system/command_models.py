@@ -136,8 +136,8 @@ def _merged_after_training(trial: Trial, problem: Small, texts: Sequence[str]) -
         trial.commands.run("export", f"--model={apr}", f"--output={output}")
     found += _exported("folder of a link", problem, problem.folder / "of a link", "float32")
     for path in (apr, apr.with_name(f"model.{TOKENIZER}")):
-        written = again.with_name(path.name.replace("model", "again"))
-        found += same(f"{written.name}, of a link", path.read_bytes(), written.read_bytes() if written.is_file() else b"")
+        made = again.with_name(path.name.replace("model", "again"))
+        found += same(f"{made.name}, of a link", path.read_bytes(), made.read_bytes() if made.is_file() else b"")
     count, written = sum(value.size for value in problem.model.decoder.values()), (run / "config.yaml").read_text().splitlines()
     found += same(
         "parameters of an .apr file", f"model_params: {count}", next((line for line in written if "model_params" in line), "no line")

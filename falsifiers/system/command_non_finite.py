@@ -26,8 +26,8 @@ from blackswan.falsifiers.system.trial import Trial, reads_files
 def non_finite_values_are_errors(trial: Trial) -> Iterator[Comparison]:
     """A text on which the model computes NaN, in the first, a middle or the last batch, ends every command with an error that says so.
 
-    Nothing that is not finite is printed or written, and the library raises an error too, also of what was merged. Of two workers the message names those that
-    computed it, and the call that it came from, as that of one worker does.
+    Nothing that is not finite is printed or written, and the library raises an error too, also of what was merged. Of two workers the
+    message names those that computed it, and the call that it came from, as that of one worker does.
     """
     fixed = {"multi_label": False, "lora_targets": "q_v", "quantize_nf4": False, "pooling": "mean", "epochs": 1}
     with small(trial, "non-finite", fixed, family="llama") as problem:
