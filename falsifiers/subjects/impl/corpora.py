@@ -123,7 +123,7 @@ class Corpora(Door):
             process.start()
         for process in processes:
             process.join()
-        return list(wrong)
+        return [wrong[0], wrong[1]]
 
     def epoch_order(self, count: int, seed: int, epoch: int) -> list[int]:
         """The order of so many samples in an epoch of a run with that seed; before it is read to its end that of the next one is made, and
