@@ -1,9 +1,12 @@
 """Wrong accounts of the memory that a host and its containers have: one step of `impl` replaced each."""
 
 import math
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -103,6 +106,16 @@ wrong_step("impl.host:_groups", name="groups_above_an_unseen_one_pass", doc="Whe
 wrong_step(
     "impl.host:_named", name="files_of_a_container_are_taken", doc="Files that a container keeps in memory are no room for anything else."
 )(lambda named, path: dict.fromkeys(named(path), "0") if path.name == "memory.stat" else named(path))
+
+
+@wrong_step("impl.host:_of_machine")
+def pages_in_all_for_free_ones(of_machine: Callable[[], float]) -> float:
+    """Where the system does not say what is available, all pages count, also those that others have taken."""
+    from blackswan.impl import host
+
+    ask, other = vars(host)["os"].sysconf, {"SC_AVPHYS_PAGES": "SC_PHYS_PAGES"}
+    with patch.object(host, "os", SimpleNamespace(sysconf=lambda name: ask(other.get(name, name)))):
+        return of_machine()
 
 
 def _own_group() -> Path:

@@ -1,5 +1,6 @@
 """Devices: which one a name gives, whether all tensors are on it, what arrives there, and values there that are not finite."""
 
+import json
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -50,7 +51,8 @@ TAKEN_BACK = ("active_file", "inactive_file", "slab_reclaimable")
 def long_texts_need_memory(trial: Trial) -> Iterator[Comparison]:
     """Attention over texts for which the host has too little memory is refused before it is taken, of however many heads, and not where it
     has room for scores and a mask. A text of some GiB is one for which it is asked. What it has is what it says to be available, whatever
-    is free or in all, and what the limits of its container leave; where it does not say that, a little text is no matter."""
+    is free or in all, and what the limits of its container leave; where it does not say that, its free pages count, and a little text is no
+    matter."""
     rng = trial.rng("host")
     batch, seq, heads = int(rng.integers(3, 7)), 16 * int(rng.integers(4, 9)), int(rng.integers(2, 5))
     scores = batch * seq**2 * 4 // 1024  # kB of one score a pair of tokens, in float32
@@ -72,6 +74,15 @@ def long_texts_need_memory(trial: Trial) -> Iterator[Comparison]:
         for content in ("MemTotal: 1 kB\n", "", "MemAvailable: many kB\n"):
             path.write_text(content)
             yield from same("where it does not say", [1, 2, 1, 2], list(trial.devices.attend(1, 2, 1, said).shape))
+        for available in (scores - 1, 64 * scores):
+            pages = {"SC_AVPHYS_PAGES": available, "SC_PHYS_PAGES": 10**7, "SC_PAGE_SIZE": 1024}
+            (said / "pages").write_text(json.dumps(pages))
+            label, ask = f"{scores} kB of {available} free pages", partial(trial.devices.attend, batch, seq, heads, said)
+            if available < scores:
+                yield trial.refuses(label, ask, TOO_LONG, "MemoryError")
+            else:
+                yield from same(label, [batch, seq, heads, 2], list(ask().shape))
+        (said / "pages").unlink()
         path.write_text(f"MemAvailable: {64 * scores} kB\n")
         for label, fits in _containers(said, scores):
             ask = partial(trial.devices.attend, batch, seq, heads, said)

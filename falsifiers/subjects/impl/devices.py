@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import json
 import os
 import sys
 import warnings
@@ -39,8 +40,12 @@ from blackswan.reference.table import Array
 
 
 def _host(said: Path) -> AbstractContextManager[object]:
-    """Inside the block the system says what stands in that folder."""
-    return mock.patch.multiple(host, _MEMINFO=said / "meminfo", _OWN_GROUP=said / "cgroup", _GROUPS=said / "groups")
+    """Inside the block the system says what stands in that folder; of its pages, if it says anything, the numbers in the file `pages`."""
+    files: dict[str, Any] = {"_MEMINFO": said / "meminfo", "_OWN_GROUP": said / "cgroup", "_GROUPS": said / "groups"}
+    if (said / "pages").exists():
+        files["os"] = SimpleNamespace(sysconf=json.loads((said / "pages").read_text()).__getitem__)
+    changed: AbstractContextManager[object] = mock.patch.multiple(host, **files)
+    return changed
 
 
 class Devices(Door):
