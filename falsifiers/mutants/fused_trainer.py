@@ -130,6 +130,14 @@ def layers_weigh_classes_as_at_first(weigh: Step, self: Any) -> None:
         weigh(self)
 
 
+@wrong_step("impl.fused.step:FusedTrainer._weigh")
+def layers_replay_with_other_class_weights(weigh: Step, self: Any) -> None:
+    """Class weights that are set later hold for what is captured later alone."""
+    graphs, pool = self._graphs, self._pool
+    weigh(self)
+    self._graphs, self._pool = graphs, pool
+
+
 @wrong_step("impl.fused.step:FusedTrainer._move")
 def layers_move_by_rates_of_the_default_dtype(move: Step, self: Any, gradient: Any, finite: Any) -> None:
     """The rate, the decay and the corrections go to the device in torch's default dtype, which may have eight bits."""
