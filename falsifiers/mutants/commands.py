@@ -233,6 +233,14 @@ def evaluate_tells_programs_of_no_cut(run: Any, command: Any, options: Any, name
         return run(command, options, name)
 
 
+@wrong_step("impl.__main__:_run")
+def export_leaves_the_head_behind(run: Any, command: Any, options: Any, name: str) -> Any:
+    """A merged model is exported as an .apr file, in which its head has no place."""
+    apr = options.command == "export" and options.output.suffix == ".apr"
+    with mock.patch("blackswan.impl.adapter.HEAD", "none") if apr else nullcontext():
+        return run(command, options, name)
+
+
 @wrong_step("impl.pipeline:require_texts")
 def texts_have_to_be_a_list(_: Any, texts: Any) -> None:
     """Texts in a tuple are refused as if they were one text."""

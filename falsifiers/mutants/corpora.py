@@ -35,6 +35,7 @@ wrong_steps(
     "impl.corpus:read_corpus",
     by=lambda change: of_result(lambda samples: [changed for sample in samples for changed in change(sample)]),
     corpus_text_stripped=("White space at both ends of a text removed.", lambda each: [replace(each, text=each.text.strip())]),
+    corpus_text_without_nulls=("A NUL in a text is left out.", lambda each: [replace(each, text=each.text.replace("\0", ""))]),
     corpus_empty_text_dropped=("A sample with an empty text is left out.", lambda each: [each] if each.text else []),
     corpus_labels_off_by_one=(
         "Labels taken to count from one.",

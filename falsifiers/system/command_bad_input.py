@@ -340,7 +340,13 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "evaluate an adapter as a model": (("evaluate", f"--model={run / 'last'}", f"--corpus={corpus}"), "is an adapter"),
         "predict from a file of a base": (("predict", f"--adapter={folder / 'model.apr'}", "ls"), "without a head"),
         "predict from a merged model on a base": (("predict", f"--adapter={folder / 'merged'}", where[0], "ls"), "leave the base"),
-        "export a merged model": (("export", f"--model={folder / 'merged'}", new), "merged"),
+        **{
+            f"export a merged model into {into}": (
+                ("export", f"--model={folder / 'merged'}", f"--output={folder / into}"),
+                "is a merged model",
+            )
+            for into in ("new", "new.apr")
+        },
         "summary of the memory of a merged model": (("summary", "--memory", f"--adapter={folder / 'merged'}"), "--memory"),
         **{
             f"export {what} as {place}": (("export", f"--model={folder / what}", f"--output={folder / place}", "--dtype=float16"), message)

@@ -52,7 +52,7 @@ def progress_is_of_the_records(trial: Trial) -> list[Comparison]:
             found += same(f"files whose reading is shown at {pace} s", [(str(corpus), "9")] if pace == HOURS else [], _read(said.err))
         last = max(line["step"] for line in lines if line["kind"] == "step" and line["epoch"] == 1)
         within = int(rng.integers(1, last))  # the run goes on with a step, or with the end of the epoch
-        said_wide = int(rng.integers(20, 90))
+        said_wide = int(rng.integers(20, 50))
         for step, columns, variable in ((within, COLUMNS, said_wide), (last, COLUMNS, 0), (within, 0, 0)):
             found += _interrupted(trial, board, problem.folder / f"interrupted {step} {columns}", where, step, columns, variable)
         found += [

@@ -66,7 +66,8 @@ def written(rng: Generator, *, multi_label: bool, count: int | None = None, also
 
 def _text(rng: Generator) -> str:
     if rng.random() < 0.5:
-        return "".join(rng.choice(PIECES, int(rng.integers(0, 12))))
+        places = rng.integers(len(PIECES), size=int(rng.integers(0, 12)))  # an array of texts would lose the NUL
+        return "".join(PIECES[place] for place in places)
     words = rng.choice(WORDS, int(rng.integers(1, 60)))
     return " ".join(words)
 
