@@ -52,7 +52,7 @@ def workers_answer_as_one(trial: Trial) -> Iterator[Comparison]:
             where += ["--device=auto"] if several and not trial.on_gpu else []
             one, all_of_them = problem.folder / "one", problem.folder / "several"
             with piped((problem.folder / "corpus.jsonl").read_bytes()) as pipe:
-                given = (*where, f"--corpus={pipe}", f"--output={one}")
+                given = [*where, f"--corpus={pipe}", f"--output={one}"]
                 alone = trial.commands.attempt(*given, environment=OF_A_CLUSTER)
             yield from same("message to one process where the cluster names a job", (0, ""), (alone.status, alone.err * bool(alone.status)))
             expected = trial.commands.opened(one / "last", texts, labels)
@@ -71,11 +71,11 @@ def workers_answer_as_one(trial: Trial) -> Iterator[Comparison]:
                 yield from same("last line when they are started again", said[0].out.splitlines()[-1], again[0].out.splitlines()[-1])
             yield from _handed_on(trial, problem, one) if several else []
             with fed(problem.folder / "pipe", (problem.folder / "corpus.jsonl").read_bytes()) as pipe:
-                given = (*where, f"--output={problem.folder / 'of a pipe'}", f"--corpus={pipe}")
+                given = [*where, f"--output={problem.folder / 'of a pipe'}", f"--corpus={pipe}"]
                 ask = partial(trial.commands.by_workers, workers, problem.folder, [], [], *given)
                 yield trial.refuses(f"{workers} workers on a corpus from a pipe", ask, f"(?s)status 4: .*{pipe} is a pipe", "RuntimeError")
             for name in ("cuda:0", "cuda:1", "mps"):
-                given = (*where, f"--output={problem.folder / 'refused'}", f"--device={name}")
+                given = [*where, f"--output={problem.folder / 'refused'}", f"--device={name}"]
                 ask = partial(trial.commands.by_workers, workers, problem.folder, [], [], *given)
                 yield trial.refuses(f"{workers} workers on {name}", ask, f"status 4: .*'{name}'", "RuntimeError")
     yield from same("whether each attempt reads what an earlier one has set", [False] * 3, trial.commands.read_of_earlier(3))
