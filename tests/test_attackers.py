@@ -147,7 +147,7 @@ def test_where_changes_were_found_is_known_of_rounds_before_alone(tmp_path: Path
         of_an_operation = {**found, "claims": ["OP-POOL float32"]}
         patches = {"01-a.patch": found, "02-b.patch": missed, "03-c.patch": of_an_operation}
         (tmp_path / f"round-{number}/results_near.json").write_text(json.dumps({"patches": patches}))
-    file = tmp_path / places.PLANTED.relative_to(places.CHECKOUT)
+    file = tmp_path / places.PLANTED.resolve().relative_to(places.CHECKOUT)
     file.parent.mkdir(parents=True)
     monkeypatch.setattr(places, "FOLDER", tmp_path)
     monkeypatch.setattr(places, "PLANTED", file)

@@ -23,13 +23,13 @@ def main() -> int:
                 at = said.get("place") or said["culprit"].partition(" at ")[2]
                 found.setdefault(claim, {})[f"{file.parent.name}/{Path(name).stem}"] = [_function(said["where"]), at]
     _write(PLANTED, dict(sorted(found.items())))
-    print(f"{PLANTED.relative_to(CHECKOUT)}: {sum(map(len, found.values()))} changes, {len(found)} claims")
+    print(f"{PLANTED.resolve().relative_to(CHECKOUT)}: {sum(map(len, found.values()))} changes, {len(found)} claims")
     return 0
 
 
 def forget(checkout: Path, patch: Path | None) -> None:
     """Takes out of a checkout's `planted.json` what is known of the patch's round and of later ones: who asked it first did not know."""
-    file = checkout / PLANTED.relative_to(CHECKOUT)
+    file = checkout / PLANTED.resolve().relative_to(CHECKOUT)
     if patch is None or not (number := _round(patch.parent.name)) or not file.is_file():
         return
     known = json.loads(file.read_text(encoding="utf-8"))
