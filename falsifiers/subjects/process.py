@@ -66,7 +66,8 @@ def _settings() -> Iterator[tuple[str, Setting]]:
     yield from process_settings().items()
     for module, names in SWITCHES.items():
         if (loaded := sys.modules.get(module)) is not None:
-            yield from ((f"{module}.{name}", (getattr(loaded, name), partial(setattr, loaded, name))) for name in names)
+            known = (name for name in names if hasattr(loaded, name))  # a subject may keep what it switches elsewhere
+            yield from ((f"{module}.{name}", (getattr(loaded, name), partial(setattr, loaded, name))) for name in known)
     yield "hook of uncaught errors", (sys.excepthook, partial(setattr, sys, "excepthook"))
     yield "output and error stream", ((sys.stdout, sys.stderr), _put_back_streams)
     yield "locale", (locale.setlocale(locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL))
