@@ -467,3 +467,22 @@ def pretrain_state_in_background(alone: Step, folder: Path) -> Iterator[None]:
 
     with alone(folder), ThreadPoolExecutor(1) as pool, mock.patch.object(_Run, "_save", begun):
         yield
+
+
+@wrong_step("impl.pretrain_run:_Run.start")
+def pretrain_state_of_half_a_step(start: Step, self: Any, resume: bool) -> Any:
+    """Ctrl-C writes a state where it comes, also where a step has moved some of the parameters and not counted itself."""
+    from blackswan.impl.pretrain_run import _Position
+
+    position, optimiser = start(self, resume), self.step.optimiser
+    move = optimiser.step
+
+    def interrupted(*given: Any) -> None:
+        try:
+            move(*given)
+        except KeyboardInterrupt:
+            self._save(_Position(*divmod(optimiser.steps, len(self.train))))
+            raise
+
+    optimiser.step = interrupted
+    return position

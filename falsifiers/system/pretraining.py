@@ -174,7 +174,20 @@ def interrupted_run_goes_on(trial: Trial) -> list[Comparison]:
                 *same(f"files, {when}", *(_left(each.output) for each in (problem, killed))),
             ]
         found += _killed_twice(trial, problem, whole, every)
+        found += _interrupted_while_it_moves(trial, problem, whole)
     return found + _killed_in_float64(trial) + _on_a_slow_disk(trial)
+
+
+def _interrupted_while_it_moves(trial: Trial, problem: Pretraining, whole: PretrainingRecord) -> list[Comparison]:
+    """Ctrl-C comes when a step has moved some of the parameters, and a state is one of whole steps all the same, if another is written."""
+    settings, moved = {**problem.settings, "save_every": 1}, len(whole.parameters)
+    ended = replace(problem, output=problem.output.with_name("interrupted"), settings=settings)
+    trial.pretrainer.run(ended, interrupt_at=2 * moved + moved // 2)
+    rest = trial.pretrainer.run(ended, resume=True)
+    return [
+        *same("later steps, interrupted in step 3", whole.steps[-len(rest.steps) :], rest.steps),
+        *same("at the end, interrupted in step 3", (whole.parameters, whole.state_hash), (rest.parameters, rest.state_hash)),
+    ]
 
 
 def _killed_in_float64(trial: Trial) -> list[Comparison]:

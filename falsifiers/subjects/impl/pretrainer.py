@@ -26,7 +26,7 @@ from blackswan.falsifiers.subjects.doors.training import Architecture, Pretraini
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.kill_points import flushes
 from blackswan.falsifiers.subjects.impl.slow_disk import slow, until_the_next_step
-from blackswan.falsifiers.subjects.impl.watching import broken_off
+from blackswan.falsifiers.subjects.impl.watching import broken_off, failing
 from blackswan.falsifiers.subjects.protocol import Session
 from blackswan.impl import decoder_optimiser, pretrain, pretrain_run, token_shards
 from blackswan.impl.checkpoint import load_decoder
@@ -101,12 +101,13 @@ class Pretrainer(Door):
         meanwhile: Callable[[], object] = lambda: None,
         dtype: str = "float32",
         slowly: bool = False,
+        interrupt_at: int | None = None,
     ) -> PretrainingRecord:
         """A run, killed after a step where one is named, or at one of its flushes, from 0; or, resumed, the rest of one that was killed.
 
         It is killed by an exception: of the function that hears of each step, or of the one that flushes a file. `meanwhile` is what
         another process does in the moment before this one alone may write. `slowly`: other threads hash and write a state so slowly that
-        the next step is made meanwhile.
+        the next step is made meanwhile. Ctrl-C comes in place of the move of a parameter of that number, from 0, over all steps.
         """
         decoder = self._random(problem.architecture, problem.seed).to(getattr(torch, dtype))
         steps, events, passes, free = list[pretrain_run.PretrainStep](), list[str](), list[tuple[int, int]](), list[str]()
@@ -136,7 +137,9 @@ class Pretrainer(Door):
         result = pretrain_run.PretrainResult((), (), "")
         alone = mock.patch.object(pretrain_run, "sole_writer", sole_writer)
         disk = slow(until_the_next_step([*decoder.parameters()])) if slowly else nullcontext()
-        with suppress(_KilledError), flushes(problem.output, on_flush), disk, alone, _keeping(held):
+        interrupted = nullcontext() if interrupt_at is None else failing("adamw_step", interrupt_at, KeyboardInterrupt)
+        ends = (_KilledError,) if interrupt_at is None else (_KilledError, KeyboardInterrupt)
+        with suppress(*ends), flushes(problem.output, on_flush), disk, alone, interrupted, _keeping(held):
             given = (decoder, train, validation, settings, problem.output, problem.tokenizer)
             try:
                 result = pretrain_run.pretrain(*given, resume=resume, on_start=partial(began.append, 1), on_step=on_step)
