@@ -210,6 +210,16 @@ def evaluation_sums_in_float32(evaluate: Any, trainer: Any, samples: Any, *given
     return replace(evaluate(trainer, samples, *given), loss=float(total) / len(samples))
 
 
+@wrong_step("impl.pipeline:evaluate")
+def evaluation_batches_at_once(evaluate: Any, trainer: Any, samples: Any, tokens: Any, device: Any) -> Any:
+    """All batches are made, and lie in memory, before the first one is used."""
+    size, every = trainer.micro_batch, range(len(samples))
+    made = [samples.batch(every[start : start + size], tokens, device) for start in every[::size]]
+    result = evaluate(trainer, samples, tokens, device)
+    made.clear()
+    return result
+
+
 @wrong_step("impl.trainer:Trainer.train_batch")
 def interrupted_batch_waits(train_batch: Any, trainer: Any, batch: Any) -> Any:
     """The samples of a batch that Ctrl-C breaks off wait for the next step."""

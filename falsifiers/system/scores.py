@@ -22,6 +22,8 @@ MANY = 300
 """Times that every sample is there, so that no byte counts the samples of a cell, and samples of a batch."""
 LOST, SUMMED = 30, 1e-10
 """So many small losses beside a large one, and a share of their mean that sums in float64 keep."""
+WAITING = 8
+"""So many batches of an evaluation may wait for the model at most; the memory of a whole corpus has no room."""
 BEYOND, SEVERAL = 2**16 + 1, 2**13
 """One sample more than 16 bits count, and samples of a batch of them."""
 CLASS_WEIGHTS, WEIGHED = (1.001, 2.003, 0.2503), 1e-6
@@ -62,7 +64,8 @@ def sums_and_bounds_are_exact(trial: Trial) -> Iterator[Comparison]:
     """Of several labels those are found whose logits are above 0, by however little, in bfloat16 too; of one that of the largest logit,
     though its probability is rounded to that of another; and a mean is that of its samples.
 
-    Logits are the biases of the head. One sample has a loss beside which float32 loses those of the others.
+    Logits are the biases of the head. One sample has a loss beside which float32 loses those of the others. A few batches are made ahead
+    of the model, not all of them.
     """
     for dtype, smallest in (("bfloat16", 2.0**-9), ("bfloat16", 2.0**-30), ("float32", 2.0**-30)):
         problem = small_run(trial, multi_label=True, dtype=dtype, batch_size=1)
@@ -80,6 +83,7 @@ def sums_and_bounds_are_exact(trial: Trial) -> Iterator[Comparison]:
     own = {place: pipeline.evaluate([place]).loss for place in (0, 1)}
     mean = math.fsum(own[place] for place in places) / len(places)
     yield value_at_most("share of a mean loss that is lost", abs(pipeline.evaluate(places).loss - mean) / mean, SUMMED)
+    yield value_at_most("batches that wait for the model", pipeline.evaluated_ahead([1] * WAITING * 3), WAITING)
     yield from _weighed_as_given(trial)
     yield from _counted_beyond_16_bits(trial)
 

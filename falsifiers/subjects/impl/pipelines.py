@@ -1,8 +1,11 @@
 """A pipeline of `impl` whose steps, predictions and state are asked for one by one."""
 
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -16,8 +19,11 @@ from blackswan.impl.adapter import load_adapter
 from blackswan.impl.corpus import Sample
 from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.impl.samples import Samples
-from blackswan.impl.trainer import BatchResult
+from blackswan.impl.trainer import BatchResult, Trainer
 from blackswan.reference.table import Array
+
+MOMENT = 0.01
+"""Seconds in which a thread makes many small batches."""
 
 
 class Pipeline(Session):
@@ -89,6 +95,27 @@ class Pipeline(Session):
         found = self._pipeline.evaluate(self._samples.select(places))
         scores = (np.asarray([getattr(each, name) for each in found.per_class]) for name in ("precision", "recall", "f1", "support"))
         return told.Evaluation(found.loss, found.accuracy, np.asarray(found.confusion), *scores)
+
+    def evaluated_ahead(self, places: Sequence[int]) -> int:
+        """The most batches of an evaluation that wait; the model begins when no other comes for a moment."""
+        make, use, made, waiting = Samples.batch, Trainer.forward_only, list[None](), list[int]()
+
+        def noted(*given: Any) -> Any:
+            found = make(*given)
+            made.append(None)
+            return found
+
+        def taken(*given: Any, **named: Any) -> Any:
+            before = -1
+            while (now := len(made)) > before:
+                before = now
+                time.sleep(MOMENT)
+            waiting.append(now - len(waiting))
+            return use(*given, **named)
+
+        with mock.patch.object(Samples, "batch", noted), mock.patch.object(Trainer, "forward_only", taken):
+            self._pipeline.evaluate(self._samples.select(places))
+        return max(waiting)
 
     def predict(self, places: Sequence[int]) -> Array:
         """The classes of texts of the samples' bytes."""
