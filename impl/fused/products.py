@@ -106,7 +106,7 @@ def _captured(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    graph.capture_begin()
+    graph.capture_begin(capture_error_mode="thread_local")
     for _ in range(CALLS):
         call()
     graph.capture_end()

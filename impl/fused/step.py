@@ -226,7 +226,8 @@ class FusedTrainer(Trainer):
         torch.cuda.current_stream().wait_stream(stream)
         fixed = Packed(*(tensor.clone() for tensor in packed.tensors()))
         graph = torch.cuda.CUDAGraph()
-        with validation.unchecked(), torch.no_grad(), torch.cuda.graph(graph, pool=self._pool, stream=stream):
+        others = "thread_local"  # calls of other threads, as one that answers meanwhile or NCCL's, do not spoil it
+        with validation.unchecked(), torch.no_grad(), torch.cuda.graph(graph, self._pool, stream, capture_error_mode=others):
             result = compute(fixed)
         self._pool = self._pool or graph.pool()
         return _Captured(graph, fixed, result)
