@@ -13,7 +13,7 @@ from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.subjects.impl import files
 from blackswan.falsifiers.subjects.implementation import Implementation
-from blackswan.falsifiers.subjects.process import Process
+from blackswan.falsifiers.subjects.process import SWITCHES, Process
 from blackswan.falsifiers.system import trial
 from blackswan.impl import validation
 
@@ -34,6 +34,14 @@ def test_to_turn_narrow_sums_on_is_a_change(on: bool) -> None:
         assert not products.allow_bf16_reduced_precision_reduction
     finally:
         products.allow_bf16_reduced_precision_reduction = usual
+
+
+def test_what_a_program_switches_by_a_name_of_its_own_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SWITCHES, "blackswan.impl.validation", ("_enabled", "renamed"))
+    process = Process()
+    with validation.unchecked():
+        assert [each.partition(":")[0] for each in process.changes()] == ["blackswan.impl.validation._enabled"]
+    assert process.changes() == []
 
 
 def careless(ends_with: Exception | None) -> object:

@@ -239,9 +239,12 @@ def repeated_is_the_same(trial: Trial) -> Iterator[Comparison]:
 
 
 def late_streams_change_nothing(trial: Trial) -> list[Comparison]:
-    """A step through the hand-written layers on NF4 leaves the same bits, whichever of its streams is late, and frees nothing too soon."""
+    """A step through the hand-written layers on NF4 leaves the same bits, whichever of its streams is late, and frees nothing too soon.
+
+    On a GPU it does so too while another thread uses the GPU, from its capture on.
+    """
     rng, contents = trial.rng("late"), dict[str, dict[str, bytes]]()
-    lates, layers = (("main", "side"), 2) if trial.on_gpu else (("side",), 1)
+    lates, layers = (("main", "side", "thread"), 2) if trial.on_gpu else (("side",), 1)
     work = replace(small(rng, trial.seed, nf4=True), backend="fused", targets="all", layers=layers, batch=2)
     weights = drawn(rng, work)
     for late in ("none", *lates):

@@ -1,8 +1,10 @@
 """Streams of a hand-written step that are late, so that work which does not wait for what it needs meets something else there."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cache
+from threading import Event
 from typing import Any
 from unittest import mock
 
@@ -21,7 +23,8 @@ CYCLES = 200_000
 
 @contextmanager
 def late_stream(late: str, device: torch.device) -> Iterator[None]:
-    """Inside the block each work beside the products begins late (`side`), or what was given before it ends late (`main`); or neither.
+    """Inside the block each work beside the products begins late (`side`), or what was given before it ends late (`main`); or neither, or
+    another thread uses the GPU meanwhile (`thread`).
 
     On a CPU, which does one thing after another, late work is done when its result is asked for, and there is nothing to be late before it.
     Steps have few tokens that fill up there, for Triton's interpreter takes its time with them.
@@ -37,8 +40,30 @@ def late_stream(late: str, device: torch.device) -> Iterator[None]:
         return cache(lambda: run(self, work, *read)()) if late == "side" else run(self, work, *read)
 
     late_work = mock.patch.object(SideStream, "run", on_gpu if device.type == "cuda" else on_cpu)
-    with late_work, few_tokens() if device.type == "cpu" else nullcontext():
+    aside = _used_by_another_thread(device) if late == "thread" else nullcontext()
+    with late_work, aside, few_tokens() if device.type == "cpu" else nullcontext():
         yield
+
+
+@contextmanager
+def _used_by_another_thread(device: torch.device) -> Iterator[None]:
+    """Inside the block a thread asks the GPU again and again whether it has got so far, as one that answers users does, or NCCL's."""
+    ended = Event()
+
+    def ask() -> None:
+        own = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch
+        with torch.cuda.stream(own), suppress(RuntimeError):  # which a capture of another thread may raise here
+            while not ended.is_set():
+                asked = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch
+                asked.record()
+                asked.query()  # type: ignore[no-untyped-call]  # torch
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(ask)
+        try:
+            yield
+        finally:
+            ended.set()
 
 
 @contextmanager
