@@ -352,7 +352,8 @@ class PlacedTrainer(Session):
             self._trainer.train_batch(self._batch)
 
     def step_late(self, late: str) -> None:
-        """A step through the hand-written layers, of whose streams one is late: `main` or `side`, or none, also while another `thread` uses the GPU."""
+        """A step through the hand-written layers, of whose streams one is late: `main` or `side`, or none; or while another `thread` uses
+        the GPU."""
         from blackswan.falsifiers.subjects.impl.late import late_stream  # imports Triton
 
         with late_stream(late, self._place):
