@@ -5,7 +5,7 @@ import difflib
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from typing import NoReturn, TextIO
 
@@ -83,8 +83,11 @@ def _escaping(stream: TextIO) -> Iterator[None]:
     stream.reconfigure(errors="backslashreplace")
     try:
         yield
-    finally:
-        stream.reconfigure(errors="strict")
+    except BaseException:
+        with suppress(OSError):  # it flushes; what ended the command is told, not that nobody reads
+            stream.reconfigure(errors="strict")
+        raise
+    stream.reconfigure(errors="strict")
 
 
 def _run(run: Callable[[argparse.Namespace], None], options: argparse.Namespace, name: str) -> int:

@@ -425,6 +425,6 @@ def _differences(own: Any, stored: Any, name: str = "") -> Iterator[str]:
             if key in own and key in stored:
                 yield from _differences(own[key], stored[key], where)
             else:
-                yield f"{where} is {'missing' if key in own else 'unknown'}"
+                yield f"{where} is in {'this run, and not in the file' if key in own else 'the file, and not in this run'}"
     elif own != stored:
         yield f"{name} was {stored!r} and is {own!r}"

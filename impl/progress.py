@@ -50,7 +50,7 @@ class Progress:
             self._shown = False
 
     def _columns(self) -> int:
-        """The width is what COLUMNS says, or else that of this stream's terminal, also where standard output is a file or a pipe."""
+        """COLUMNS says the width, or else the terminal of standard output; where that is a file or a pipe, this stream's."""
         try:
             own = os.get_terminal_size(self.stream.fileno())
         except OSError:

@@ -2,6 +2,7 @@
 
 import os
 from contextlib import ExitStack
+from importlib import import_module
 from multiprocessing import Pipe
 from unittest import mock
 
@@ -37,6 +38,7 @@ def test_to_turn_narrow_sums_on_is_a_change(on: bool) -> None:
 
 
 def test_what_a_program_switches_by_a_name_of_its_own_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(hasattr(import_module(module), name) for module, names in SWITCHES.items() for name in names)
     monkeypatch.setitem(SWITCHES, "blackswan.impl.validation", ("_enabled", "renamed"))
     process = Process()
     with validation.unchecked():

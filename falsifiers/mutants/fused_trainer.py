@@ -131,6 +131,14 @@ def layers_weigh_classes_as_at_first(weigh: Step, self: Any) -> None:
 
 
 @wrong_step("impl.fused.step:FusedTrainer._weigh")
+def layers_take_the_first_weights_unseen(weigh: Step, self: Any) -> None:
+    """Class weights that are set before the first step are not checked."""
+    if "model" not in vars(self):
+        self._weighed = self.class_weights
+    weigh(self)
+
+
+@wrong_step("impl.fused.step:FusedTrainer._weigh")
 def layers_replay_with_other_class_weights(weigh: Step, self: Any) -> None:
     """Class weights that are set later hold for what is captured later alone."""
     graphs, pool = self._graphs, self._pool

@@ -129,7 +129,7 @@ def _extra_comes_back(trial: Trial, model: Model, folder: Path) -> list[Comparis
     rng = trial.rng("extra")
     extras: list[Any] = [labels, [labels | {"a": (1, 2.5), None: True, 0.5: None}], {"名": "Größe \U0001f600 \x7f\n"}]
     odd: list[Any] = [float("nan"), [{"a": float("inf")}], {1: "a", "1": "a"}, {"a": {None: 1, "null": 2}}]
-    drawn = [{"of": each[int(rng.integers(len(each)))]} for each in (extras, odd)]
+    drawn = [{"of": each} for each in (*extras, odd[int(rng.integers(len(odd)))])]
     found = [each for extra in drawn for each in _read_again(trial, model, folder, extra)]
     name, number = str(rng.choice(sorted(model.trainable))), float(rng.choice([np.nan, np.inf, -np.inf]))
     for value in (np.full_like(model.trainable[name], number), model.trainable[name].astype(np.int32)):

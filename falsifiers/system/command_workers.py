@@ -59,7 +59,7 @@ def workers_answer_as_one(trial: Trial) -> Iterator[Comparison]:
             board = problem.folder / "board"
             given = [*where, f"--output={all_of_them}", f"--tensorboard={board}"]
             said, answers = trial.commands.by_workers(workers, all_of_them / "last", texts, labels, *given)
-            yield from same("workers that write for TensorBoard", 1, len(list(board.iterdir())))
+            yield from same("workers that write for TensorBoard", 1, len(list(board.glob("*"))))
             yield from same("what other workers than the first print", [""] * (workers - 1), [each.out for each in said[1:]])
             yield from same("lines of the metrics", *([kind_of(each) for each in metrics(run)] for run in (one, all_of_them)))
             for first, second in zip(metrics(one), metrics(all_of_them), strict=False):

@@ -198,6 +198,8 @@ def _followed(
 ) -> Iterator[Comparison]:
     weights = _adapted(drawn(rng, replace(work, targets="all")), work.targets)
     right, tried = (trial.devices.steps(replace(work, backend=each), weights, settings, plain) for each in ("torch", "fused"))
+    if settings["multi_label"]:  # before the first step too
+        yield _refuses_weights(trial, tried, work.classes, _batch(trial.rng("weights of classes"), work, 2, several=True))
     for number, (name, samples) in enumerate(calls):
         batch = _batch(rng, work, samples, settings["multi_label"], LENGTHS[number > 0])
         if number == RATE_SET:
@@ -307,11 +309,7 @@ def _refused(trial: Trial, rng: Generator, work: Workload, tried: "Steps", sever
     for (name, (batch, message)), call in product(bad.items(), ("accumulate", "train_batch")):
         yield trial.refuses(f"{name}, {call}", partial(tried.call, call, *batch), message, "ValueError")
     if several:
-        tried.set_class_weights([1.0] * work.classes)
-        yield trial.refuses(
-            "weights of classes with several labels", partial(tried.call, "train_batch", ids, mask, labels), "class weights", "ValueError"
-        )
-        tried.set_class_weights(None)
+        yield _refuses_weights(trial, tried, work.classes, (ids, mask, labels))
     yield from same("state after bad batches", before, tried.state())
     yield from _out_of_turn(trial, tried, (ids, mask, labels))
     yield from _failing_late(trial, rng, work, tried, before, several)
@@ -332,6 +330,15 @@ def _refused(trial: Trial, rng: Generator, work: Workload, tried: "Steps", sever
     tried.load(steep)
     yield trial.refuses("an infinite norm of a finite loss", ask, r"norm is inf and the loss [0-9.e+]+", "FloatingPointError")
     yield from same("state after an infinite norm", steep, tried.state())
+
+
+def _refuses_weights(trial: Trial, tried: "Steps", classes: int, batch: Batch) -> Comparison:
+    tried.set_class_weights([1.0] * classes)
+    refused = trial.refuses(
+        "weights of classes with several labels", partial(tried.call, "train_batch", *batch), "class weights", "ValueError"
+    )
+    tried.set_class_weights(None)
+    return refused
 
 
 def _failing_late(trial: Trial, rng: Generator, work: Workload, tried: "Steps", state: Arrays, several: bool) -> Iterator[Comparison]:

@@ -154,7 +154,8 @@ def _saved_again(trial: Trial, parent: Path) -> list[Comparison]:
     for name in (CONFIG, "tokenizer.json"):
         shutil.copy(CHECKPOINT / name, beside)
     trial.classifiers.saved_again(beside, parent / "again")
-    found = same("files of an adapter that is saved again", stored, content(parent / "again"))
+    again = content(parent / "again")
+    found = same("files of an adapter that is saved again", *({**each, BESIDE: json.loads(each[BESIDE])} for each in (stored, again)))
     (moved := parent / "größer [1]* 100%").symlink_to(CHECKPOINT)
     trial.classifiers.saved_again(parent / "adapter", parent / "on moved", moved)
     named = json.loads((parent / "on moved" / ADAPTER_CONFIG).read_text())["base_model_name_or_path"]

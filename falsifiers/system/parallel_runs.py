@@ -50,7 +50,7 @@ PLACES = {
 OTHERS = ("MemoryError", "TypeError", "KeyError", "AttributeError", "AssertionError", "ImportError", "OutOfMemoryError", "SafetensorError")
 """Errors that the program does not raise itself, torch's and a library's among them."""
 
-PARTING = 10.0
+PARTING = 30.0
 """So many seconds do workers wait of which one fails; half of them are plenty to leave."""
 PATIENCE = (60, 300)
 """So many seconds, from … to below, are workers told to wait: neither the program's default nor torch's."""
@@ -208,9 +208,9 @@ def failures_are_told(trial: Trial) -> Iterator[Comparison]:
                 return
         yield from same(f"errors told to rank {rank}", len(raised), len(texts))
     for rank, (text, soon) in enumerate(ends):
-        start = f"{own.kind}: {own.message}" if rank == own.rank else f"WorkerLost: rank {rank} of {WORKERS} lost"
-        if not text.startswith(start):
-            yield broken(f"{own}, end of rank {rank}", "another end", start, text or "a whole run")
+        start, reason = (f"{own.kind}: ", own.message) if rank == own.rank else (f"WorkerLost: rank {rank} of {WORKERS} lost", "")
+        if not (text.startswith(start) and reason in text):  # a KeyError puts its message in quotes
+            yield broken(f"{own}, end of rank {rank}", "another end", f"{start}{reason}", text or "a whole run")
         yield from same(f"whether rank {rank} ends long before it has waited for the other, after {own}", True, soon)
 
 

@@ -71,7 +71,8 @@ class FusedTrainer(Trainer):
     """A `Trainer` whose micro-batches run through `FusedClassifier`; not for float64.
 
     On a GPU forward pass, backward pass, clipping and AdamW are one CUDA graph, captured once for each number of tokens (a multiple of
-    `packing.GRAIN`); a step whose gradient is not finite moves nothing. After the first steps nothing is allocated on the device.
+    `packing.GRAIN`); a step whose gradient is not finite moves nothing. After the first steps nothing is allocated on the
+    device, unless other class weights are set.
     Accumulated batches, and those of several workers, have a graph for their gradient and make the step as `Trainer` does.
     `longest` is the most tokens that a sample may have.
     """
@@ -79,6 +80,7 @@ class FusedTrainer(Trainer):
     def __init__(self, classifier: Classifier, *, longest: int, **settings: Any) -> None:
         super().__init__(classifier, **settings)
         self.longest = longest
+        self._weighed = self.class_weights  # those that were checked
         self._masters = self.optimiser.flat()
         self._gradient = torch.zeros_like(self._masters)
         self._moments = (torch.zeros_like(self._masters), torch.zeros_like(self._masters))
@@ -174,13 +176,13 @@ class FusedTrainer(Trainer):
     def _weigh(self) -> None:
         """Class weights that were put in the place of others are those of the next step, for which what was captured is captured anew."""
         weights = self.class_weights
-        if weights is self.model.class_weights:
+        if weights is self._weighed:
             return
         if weights is not None and self.multi_label:
             raise ValueError(WEIGHTS_OF_SEVERAL)
         if weights is not None:
             require_class_weights(weights, self.classifier.adaptation.classes)
-        self.model.class_weights = weights
+        self.model.class_weights = self._weighed = weights
         self._graphs, self._pool = {}, None
 
     def _bind(self) -> None:

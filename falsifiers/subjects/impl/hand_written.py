@@ -50,12 +50,13 @@ def _among_others(value: Tensor) -> Tensor:
 def other_defaults() -> Iterator[None]:
     """Inside the block torch makes tensors in bfloat16, and without content, where it is not told a dtype and a device, and those that are
     empty hold no number."""
+    before, only_warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)
     try:
         with default_dtype("bfloat16"), torch.device("meta"):
             yield
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.use_deterministic_algorithms(before, warn_only=only_warns)
 
 
 class Steps(Session):

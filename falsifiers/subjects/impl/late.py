@@ -48,22 +48,26 @@ def late_stream(late: str, device: torch.device) -> Iterator[None]:
 @contextmanager
 def _used_by_another_thread(device: torch.device) -> Iterator[None]:
     """Inside the block a thread asks the GPU again and again whether it has got so far, as one that answers users does, or NCCL's."""
-    ended = Event()
+    ended, rounds = Event(), list[None]()
 
     def ask() -> None:
         own = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch
-        with torch.cuda.stream(own), suppress(RuntimeError):  # which a capture of another thread may raise here
+        with torch.cuda.stream(own), suppress(torch.AcceleratorError):  # which a capture of another thread may raise here
             while not ended.is_set():
                 asked = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch
                 asked.record()
                 asked.query()  # type: ignore[no-untyped-call]  # torch
+                rounds.append(None)
 
     with ThreadPoolExecutor(1) as thread:
-        thread.submit(ask)
+        asking = thread.submit(ask)
         try:
             yield
         finally:
             ended.set()
+            asking.result()
+    if not rounds:
+        raise RuntimeError("the other thread never asked")
 
 
 @contextmanager
