@@ -1,5 +1,6 @@
 """Streams of a hand-written step that are late, so that work which does not wait for what it needs meets something else there."""
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -61,6 +62,8 @@ def _used_by_another_thread(device: torch.device) -> Iterator[None]:
 
     with ThreadPoolExecutor(1) as thread:
         asking = thread.submit(ask)
+        while not (rounds or asking.done()):
+            time.sleep(0.001)
         try:
             yield
         finally:
