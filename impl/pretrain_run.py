@@ -217,10 +217,9 @@ class _Run:
         facts = _read_facts(state / _POSITION)
         given, now = facts["run"], json.loads(json.dumps(self.identity))
         for name in sorted(given.keys() | now.keys()):
-            if given.get(name) != now.get(name):
-                raise ValueError(
-                    f"{state / _POSITION}: {name} is {given.get(name)!r}, this run has {now.get(name)!r}; resume with the same"
-                )
+            if (name in given, given.get(name)) != (name in now, now.get(name)):
+                own, other = (repr(values[name]) if name in values else "missing" for values in (given, now))
+                raise ValueError(f"{state / _POSITION}: {name} is {own}, this run has {other}; resume with the same")
         optimiser, position = self.step.optimiser, _Position(facts["epoch"], facts["batch"])
         if facts["steps"] != position.epoch * len(self.train) + position.batch:
             raise ValueError(f"{state / _POSITION}: {facts['steps']} steps do not end at batch {position.batch} of epoch {position.epoch}")

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import asdict, replace
 from functools import partial
 from io import StringIO
@@ -224,6 +224,18 @@ def commands_escape_for_good(_: Any, stream: Any) -> Any:
     """Standard output escapes what it has no letters for after a command too."""
     stream.reconfigure(errors="backslashreplace")
     return nullcontext()
+
+
+@wrong_step("impl.__main__:_escaping")
+@contextmanager
+def letters_always_escaped(_: Any, stream: Any) -> Iterator[None]:
+    """Letters beyond ASCII are escaped where standard output has them too."""
+    encoding = getattr(stream, "encoding", None)
+    if encoding:
+        stream.reconfigure(encoding="ascii", errors="backslashreplace")
+    yield
+    if encoding:
+        stream.reconfigure(encoding=encoding, errors="strict")
 
 
 @wrong_step("impl.__main__:_run")

@@ -486,3 +486,17 @@ def pretrain_state_of_half_a_step(start: Step, self: Any, resume: bool) -> Any:
 
     optimiser.step = interrupted
     return position
+
+
+class _Lenient(dict[str, Any]):
+    """A mapping that has every key, with null for those that it lacks."""
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+
+@wrong_step("impl.pretrain_run:_read_facts")
+def pretrain_run_without_its_nulls(read: Step, path: Path) -> Any:
+    """A setting that the state lacks, and one that it alone has, count as null."""
+    facts = dict(read(path))
+    return {**facts, "run": _Lenient({key: value for key, value in facts["run"].items() if value is not None})}

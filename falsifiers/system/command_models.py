@@ -70,9 +70,12 @@ def models_are_whole(trial: Trial) -> Iterator[Comparison]:
         run, merged = problem.folder / "l\u00e4uft", problem.folder / "gef\u00fcgt"  # which a terminal may have no letters for
         problem.corpus("corpus", texts, labels)
         with chdir(problem.folder):  # what a run was given by names that hold here only is found from everywhere
-            trial.commands.run("train", "--model=base", "--corpus=corpus.jsonl", f"--output={run.name}", *options(problem.settings))
-        said = trial.commands.run("merge", f"--adapter={run / 'last'}", f"--output={merged}")
-        yield from same("what merge prints", ascii(f"{merged} holds the merged model and its head")[1:-1], said.out.removesuffix("\n"))
+            given = ("--model=base", "--corpus=corpus.jsonl", f"--output={run.name}", *options(problem.settings))
+            trial.commands.run("train", *given, encoding="ascii")
+        for encoding, output in (("utf-8", merged.with_name("verf\u00fcgt")), ("ascii", merged)):
+            said = trial.commands.run("merge", f"--adapter={run / 'last'}", f"--output={output}", encoding=encoding)
+            line = f"{output} holds the merged model and its head\n".encode(encoding, "backslashreplace").decode(encoding)
+            yield from same(f"what merge prints in {encoding}", line, said.out)
         yield from merged_tensors(problem, run / "last", merged)
         yield from _kept_config("merged model", problem, merged)
         yield from _files("merged model", problem.base, merged)

@@ -257,7 +257,7 @@ def _answers(
 ) -> tuple[list[dict[str, Any]], Answers]:
     """The lines of `predict`, none where a terminal could not show them, and the answers that are expected."""
     said = trial.commands.run("predict", *asked, stdin=given)
-    lines = _lines(said.out)
+    lines = _lines(said.out if said.out.isascii() else "")
     name = "labels" if problem.several else "label"
     shape = (len(texts), problem.classes) if problem.several else (len(texts),)
     answered = np.asarray([line[name] for line in lines])
@@ -265,11 +265,7 @@ def _answers(
 
 
 def _lines(text: str) -> list[dict[str, Any]]:
-    """None where one of them is no JSON, as where letters were escaped that a terminal lacks."""
-    try:
-        return [json.loads(line) for line in text.split("\n") if line]
-    except json.JSONDecodeError:
-        return []
+    return [json.loads(line) for line in text.split("\n") if line]
 
 
 def _probable(trial: Trial, name: str, wanted: Answers, lines: Sequence[Mapping[str, Any]]) -> Iterator[Comparison]:

@@ -233,8 +233,8 @@ def refuses_pretraining_state(trial: Trial) -> Iterator[Comparison]:
             damages += [make({key: each}, "state.json|state.safetensors") for each in (ABSENT, another(value), other_types(value)[0])]
         damages += [make({key: value}) for key in ("steps", "epoch", "batch") for value in (-1, 1.0, True)]
         for key, value in values["run"].items():
-            damages.append(make({f"run/{key}": ABSENT if value is not None and rng.integers(2) else another(value)}))
-        damages += [make({"run/surplus": 1}), make({"surplus": 1})]
+            damages.append(make({f"run/{key}": ABSENT if value is None or rng.integers(2) else another(value)}))
+        damages += [make({"run/surplus": 1}), make({"run/surplus": None}), make({"surplus": 1})]
         damages += [replace(each, named="state.safetensors") for each in tensors(folder, STATE, "", rng)]
         damages += [Damage(f"no {file}", {file: None}, file) for file in (POSITION, STATE)]
         whole = (folder / STATE).read_bytes()

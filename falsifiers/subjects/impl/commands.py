@@ -63,9 +63,9 @@ ON_THE_HOST = ("export", "tokenize")
 class Commands(Door):
     """The program `impl` as a user runs it."""
 
-    def run(self, *arguments: object, stdin: bytes = b"") -> Said:
-        """A command that does what it was asked. Raises a RuntimeError where it ends otherwise."""
-        said = self.attempt(*arguments, stdin=stdin)
+    def run(self, *arguments: object, stdin: bytes = b"", encoding: str = "utf-8") -> Said:
+        """A command that does what it was asked, with a standard output of that encoding. Raises a RuntimeError where it ends otherwise."""
+        said = self.attempt(*arguments, stdin=stdin, encoding=encoding)
         if said.status:
             raise RuntimeError(f"{arguments[0]} ended with status {said.status}: {said.err.strip()[-600:]}")
         return said
@@ -76,7 +76,12 @@ class Commands(Door):
             return self.run("train", *arguments)
 
     def attempt(
-        self, *arguments: object, stdin: bytes = b"", environment: Mapping[str, str] | None = None, temporary_files: bool = True
+        self,
+        *arguments: object,
+        stdin: bytes = b"",
+        environment: Mapping[str, str] | None = None,
+        temporary_files: bool = True,
+        encoding: str = "utf-8",
     ) -> Said:
         """A command with whatever end, in which the environment has those variables too, perhaps without a folder for temporary files."""
         given = io.TextIOWrapper(io.BytesIO(stdin))
@@ -86,7 +91,7 @@ class Commands(Door):
             tempfile.TemporaryDirectory() as temporary,
             mock.patch.object(tempfile, "tempdir", temporary if temporary_files else str(Path(temporary) / "none")),
         ):
-            said = _run(self._given(arguments))
+            said = _run(self._given(arguments), encoding=encoding)
             if left := [path.name for path in Path(temporary).iterdir() if path.is_file()]:
                 raise RuntimeError(f"{arguments[0]} left {left[0]} among the temporary files")
         if given.closed:
@@ -363,15 +368,15 @@ def _events(folder: str, purge_step: int | None = None) -> mock.Mock:
     return mock.Mock()
 
 
-def _run(arguments: Sequence[str], err: io.StringIO | None = None) -> Said:
+def _run(arguments: Sequence[str], err: io.StringIO | None = None, encoding: str = "utf-8") -> Said:
     written = io.BytesIO()
-    out = io.TextIOWrapper(written, encoding="ascii", newline="\n")
+    out = io.TextIOWrapper(written, encoding=encoding, newline="\n")
     with _in_ascii(), redirect_stdout(out), redirect_stderr(err or io.StringIO()) as err:
         status = command.main(arguments)
     if out.errors != "strict":
         raise RuntimeError(f"{arguments[0]} left standard output, which is the process's own, with other errors: {out.errors}")
     out.flush()
-    return Said(status, written.getvalue().decode("ascii"), err.getvalue())
+    return Said(status, written.getvalue().decode(encoding), err.getvalue())
 
 
 @contextmanager
