@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import shutil
 import tempfile
+import time
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -29,8 +30,8 @@ STATISTICS = ("total", "class_counts", "length_percentiles", "max_length", "trun
 
 BESIDE = 7
 """So many tokens more may a text have by another reader of the same tokenizer."""
-ROUNDS = 300
-"""So often two processes read a corpus at once."""
+TOGETHER = 0.6
+"""Seconds in which two processes read a corpus at once, so that each is stopped in the midst of a read many times."""
 
 
 class Corpora(Door):
@@ -116,7 +117,10 @@ class Corpora(Door):
 
         def count(place: int) -> None:
             start.wait()
-            wrong[place] = sum(read[at] != row for _ in range(ROUNDS) for at, row in enumerate(expected))
+            until, found = time.monotonic() + TOGETHER, 0
+            while time.monotonic() < until and not found:
+                found = sum(read[at] != row for at, row in enumerate(expected))
+            wrong[place] = found
 
         processes = [context.Process(target=count, args=(place,)) for place in (0, 1)]
         for process in processes:
