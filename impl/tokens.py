@@ -211,7 +211,7 @@ def _require_no_prefix(model: Path, settings: Path, tokenizer: Path) -> None:
 
 
 def _is_qwens(settings: Mapping[str, Any], family: str) -> bool:
-    """Whether AutoTokenizer (transformers 5) takes its Qwen2Tokenizer: for Qwen2 whatever is named, for Qwen3 also where nothing is."""
+    """AutoTokenizer of transformers 5 takes its Qwen2Tokenizer for Qwen2 whatever class is named, and for Qwen3 also where none is."""
     usual = QWEN2 if family == "qwen3" else ""
     return family == "qwen2" or str(settings.get("tokenizer_class") or usual).startswith(QWEN2)
 

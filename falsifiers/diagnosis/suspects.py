@@ -174,7 +174,7 @@ class _Failure:
 
 @cache
 def _failures() -> list[_Failure]:
-    """What is recorded of mutants, and of planted changes of functions that there are."""
+    """The recorded failures of mutants, and those of planted changes whose function there still is."""
     defined, functions = program().defined, program().functions
     mutants = ((name, STEPS[name].step, claim, at) for claim, known in recorded().items() for name, at in known.items() if name in STEPS)
     found = [_Failure(name, defined(step), claim, at) for name, step, claim, at in mutants]

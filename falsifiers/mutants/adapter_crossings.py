@@ -97,7 +97,7 @@ wrong_steps(
 
 @wrong_step("impl.pipeline:ClassifyPipeline._of")
 def opened_for_any_backend_from_then_on(made: Step, saved: Any, *given: Any) -> Any:
-    """What was trained by the hand-written layers says so no more once it was opened where they cannot run, and saved."""
+    """An adapter that the hand-written layers trained no longer says so once it was opened where they cannot run."""
     return made(replace(saved, config=replace(saved.config, backend="auto")), *given)
 
 

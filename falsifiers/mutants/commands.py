@@ -240,7 +240,7 @@ def letters_always_escaped(_: Any, stream: Any) -> Iterator[None]:
 
 @wrong_step("impl.__main__:_run")
 def evaluate_tells_programs_of_no_cut(run: Any, command: Any, options: Any, name: str) -> Any:
-    """How many texts are cut off is said beside tables, and not beside JSON."""
+    """The number of texts that are cut off stands beside tables, and not beside JSON."""
     with redirect_stderr(StringIO()) if getattr(options, "json", False) else nullcontext():
         return run(command, options, name)
 
@@ -262,7 +262,7 @@ def texts_have_to_be_a_list(_: Any, texts: Any) -> None:
 
 @wrong_step("impl.commands.predict:_kept")
 def predict_loses_what_was_in_memory(kept: Any, texts: Any) -> Any:
-    """Of texts that are too many for the memory those that were in it are lost."""
+    """Texts that were kept in memory are lost where more come than it keeps: all but the last."""
     many = list(texts)
     return kept(many if len(json.dumps(many)) < 2**16 else many[-1:])
 

@@ -110,7 +110,7 @@ wrong_step(
 
 @wrong_step("impl.host:_of_machine")
 def pages_in_all_for_free_ones(of_machine: Callable[[], float]) -> float:
-    """Where the system does not say what is available, all pages count, also those that others have taken."""
+    """All pages count, also those that others have taken, where the system does not say what is available."""
     from blackswan.impl import host
 
     ask, other = vars(host)["os"].sysconf, {"SC_AVPHYS_PAGES": "SC_PHYS_PAGES"}

@@ -141,7 +141,7 @@ def _extra_comes_back(trial: Trial, model: Model, folder: Path) -> list[Comparis
 
 
 def _read_again(trial: Trial, model: Model, folder: Path, extra: Mapping[str, Any] | None = None) -> list[Comparison]:
-    """What is saved in the place of another adapter is read again, or refused, and then nothing has changed."""
+    """An adapter that is saved in the place of another one is read again, or it is refused and nothing has changed."""
     place = folder / "extra"
     before = sorted(map(str, folder.rglob("*"))), content(place)
     try:

@@ -44,7 +44,7 @@ LEFT_BY_OTHERS: Mapping[str, Any] = {
 }
 """A tokenizer is saved with these by a program that was cutting and padding texts; they are not those of a run."""
 LARGE_TEXT = "ls " * 2**15
-"""Of more bytes than a command keeps in memory before it has read all texts."""
+"""This text has more bytes than a command keeps in memory before it has read all texts."""
 LONG = "cp one two three four five six seven eight nine ten eleven"
 
 
