@@ -131,3 +131,10 @@ def merged_answers_that_are_not_finite(logits: Step, self: Any, texts: Any) -> A
     """Answers of a merged model are not checked."""
     with patch("blackswan.impl.pipeline.require_finite", lambda *_: None) if self.merged else nullcontext():
         return logits(self, texts)
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline._of")
+def opened_on_a_model_that_is_too_small(made: Step, saved: Any, *given: Any) -> Any:
+    """What was saved is opened on a model of fewer positions than its texts may have tokens, or of fewer embeddings."""
+    with patch("blackswan.impl.pipeline._require_fitting", lambda *_: None):
+        return made(saved, *given)

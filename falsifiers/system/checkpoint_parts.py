@@ -235,10 +235,6 @@ def _tokenizer_damage(folder: Path, family: str) -> Iterator[Damage]:
     yield from (make({"added_tokens_decoder": {"1": token}}) for token in ({"content": new}, *({**end, flag: True} for flag in FLAGS)))
     yield make({"pad_token": "<eos>", "split_special_tokens": False, "added_tokens_decoder": {"1": end}, "surplus": 1}, taken=True)
     yield from (_split_at_plainly(folder, {**end, **said}, flag) for flag in FLAGS for said in ({flag: False}, {}))
-    values = json.loads((folder / TOKENIZER).read_text())
-    more = {"id": tokenizer().get_vocab_size(), "content": "<more>", "special": True}
-    more |= dict.fromkeys(FLAGS, False)
-    values["added_tokens"].append(more)
     yield edited(folder, TOKENIZER, {"model/dropout": 0.1}, f"{TOKENIZER}.*dropout")
     longest = SETTINGS["max_seq_len"]
     for count in (longest, longest + 1):
@@ -248,7 +244,15 @@ def _tokenizer_damage(folder: Path, family: str) -> Iterator[Damage]:
         yield Damage(f"{count} end tokens a text", changed, f"max_seq_len.*{count}", taken=count == longest)
     far = Tokenizer(WordLevel({"few": 0, "far": 10**6}, "few")).to_str().encode()
     yield Damage("few tokens, one of them beyond the model's", {TOKENIZER: far, TOKENIZER_CONFIG: None}, f"{TOKENIZER}.*embeddings")
-    yield Damage("a token more than the model has", {TOKENIZER: json.dumps(values).encode()}, f"{TOKENIZER}.*embeddings")
+    yield one_token_more(folder)
+
+
+def one_token_more(folder: Path) -> Damage:
+    """The tokenizer has a token more than the model has embeddings."""
+    values = json.loads((folder / TOKENIZER).read_text())
+    more = {"id": tokenizer().get_vocab_size(), "content": "<more>", "special": True}
+    values["added_tokens"].append(more | dict.fromkeys(FLAGS, False))
+    return Damage("a token more than the model has", {TOKENIZER: json.dumps(values).encode()}, f"{TOKENIZER}.*embeddings")
 
 
 def _split_at_plainly(folder: Path, end: Mapping[str, Any], flag: str) -> Damage:

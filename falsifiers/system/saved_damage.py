@@ -24,6 +24,7 @@ from blackswan.falsifiers.system.adapter_files import (
     Model,
     one_ulp_off,
 )
+from blackswan.falsifiers.system.checkpoint_parts import one_token_more
 from blackswan.falsifiers.system.config_files import SCALED
 from blackswan.falsifiers.system.derived_damage import (
     ABSENT,
@@ -97,6 +98,15 @@ def _beside_damage(folder: Path, rng: Generator) -> Iterator[Damage]:
         yield make({f"extra/settings/{key}": {"a": 1}}, f"{BESIDE}.*{key}", seal=True, free=key in own)
 
 
+def _model_damage(folder: Path, name: str) -> Iterator[Damage]:
+    """What is opened on a model that has fewer positions than texts may have tokens, more tokens than embeddings, or no tokenizer."""
+    longest = SETTINGS["max_seq_len"]
+    yield edited(folder, CONFIG, {"max_position_embeddings": longest}, taken=True)
+    yield edited(folder, CONFIG, {"max_position_embeddings": longest - 1}, "max_seq_len")
+    yield one_token_more(folder)
+    yield Damage(f"{name} without {TOKENIZER}", {TOKENIZER: None}, TOKENIZER)
+
+
 def refuses_saved(trial: Trial) -> Iterator[Comparison]:
     """Each key and each tensor of a saved adapter and of what it was merged into, large tensors too, and the tokenizer; what the files
     themselves say is the same after all.
@@ -121,7 +131,7 @@ def refuses_saved(trial: Trial) -> Iterator[Comparison]:
             trained = edited(folder, BESIDE, {"extra/settings/backend": "fused"}, seal=True, taken=True)
             yield from judged(trial, folder, [trained], partial(ask, kernels=False))
             own = base if name == "adapter" else folder
-            yield from judged(trial, own, [Damage(f"{name} without {TOKENIZER}", {TOKENIZER: None}, TOKENIZER)], ask)
+            yield from judged(trial, own, _model_damage(own, name), ask)
         random = Path(parent) / "random"
         trial.classifiers.saved_on_random({**model.scalars, **SCALED, "vocab": 260}, settings, random)
         damages = list(_random_damage(random, rng))
