@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -138,3 +139,18 @@ def opened_on_a_model_that_is_too_small(made: Step, saved: Any, *given: Any) -> 
     """What was saved is opened on a model of fewer positions than its texts may have tokens, or of fewer embeddings."""
     with patch("blackswan.impl.pipeline._require_fitting", lambda *_: None):
         return made(saved, *given)
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline.__init__")
+def base_by_a_name_without_dots(made: Step, self: Any, *given: Any, source: Path | None = None, **named: Any) -> None:
+    """A base is named without the `..` in its name, each with the part before it, which may be a link to elsewhere."""
+    made(self, *given, source=None if source is None else Path(os.path.normpath(source.absolute())), **named)
+
+
+wrong_steps(
+    "impl.saved:_named_base",
+    base_by_a_name_without_blanks=(
+        "A base is looked for by its name without the blanks around it.",
+        lambda named, path: base and Path(str(base).strip()) if (base := named(path)) else None,
+    ),
+)

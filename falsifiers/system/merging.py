@@ -144,8 +144,9 @@ def _settings(model: Model) -> dict[str, Any]:
 def _saved_again(trial: Trial, parent: Path) -> list[Comparison]:
     """An adapter that is opened and saved again has the same files, checksums of its base and all, also where the base's lie beside it.
 
-    It names the base on which it was opened, whatever letters that name has, and the backend that trained it, which may not run here.
-    So does one that had no checksums, as PEFT's own, and then it has those of tensors and base.
+    It names the base on which it was opened, whatever letters that name has, blanks at its end and a `..` behind a link, by which it is
+    found again; and the backend that trained it, which may not run here. So does one that had no checksums, as PEFT's own, and then it has
+    those of tensors and base.
     """
     by_hand = edited(parent / "adapter", BESIDE, {"extra/settings/backend": "fused"}, seal=True).files[BESIDE]
     assert isinstance(by_hand, bytes)
@@ -156,9 +157,12 @@ def _saved_again(trial: Trial, parent: Path) -> list[Comparison]:
     trial.classifiers.saved_again(beside, parent / "again")
     again = content(parent / "again")
     found = same("files of an adapter that is saved again", *({**each, BESIDE: json.loads(each[BESIDE])} for each in (stored, again)))
-    (moved := parent / "größer [1]* 100%").symlink_to(CHECKPOINT)
+    (deep := parent / "deep" / "er").mkdir(parents=True)
+    (parent / "link").symlink_to(deep)
+    (moved := parent / "link" / ".." / " größer [1]* 100% ").symlink_to(CHECKPOINT)  # in the folder `deep`
     trial.classifiers.saved_again(parent / "adapter", parent / "on moved", moved)
-    named = json.loads((parent / "on moved" / ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
+    trial.classifiers.saved_again(parent / "on moved", parent / "moved again")  # it is found by what the adapter calls it
+    named = read_json(parent / "moved again" / ADAPTER_CONFIG)["base_model_name_or_path"]
     found += same("base of an adapter that was opened on another name of it", str(moved), named)
     (bare := Path(shutil.copytree(parent / "adapter", parent / "bare")) / BESIDE).unlink()
     trial.classifiers.saved_again(bare.parent, parent / "from bare")
