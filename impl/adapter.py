@@ -122,15 +122,16 @@ def load_adapter(folder: Path, config: DecoderConfig) -> Adapter:
     """The adapter of a folder, written by `save_adapter` or by PEFT for sequence classification, for a decoder of that architecture.
 
     An adapter of PEFT's own pools the last token, as the Hugging Face classes do; a head without a bias gets one of zeros. Raises a
-    FileNotFoundError for a missing file, and a ValueError that names file and key for anything that is damaged, of another architecture,
-    or computed otherwise than plain LoRA (DoRA, rsLoRA, ranks by module, …).
+    FileNotFoundError for a missing file, also for the blackswan.json of an adapter that `save_adapter` wrote, and a ValueError that names
+    file and key for anything that is damaged, of another architecture, or computed otherwise than plain LoRA (DoRA, rsLoRA, ranks by
+    module, …).
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder; expected an adapter with {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}")
     values, tensors = read_object(folder / ADAPTER_CONFIG), read_tensors(folder / ADAPTER_WEIGHTS, PREFIX)
     settings = _PeftConfig(values, folder / ADAPTER_CONFIG)
     settings.refuse_unsupported()
-    own = read_beside(folder / BESIDE, config) if is_there(folder / BESIDE) else None
+    own = read_beside(folder / BESIDE, config) if _is_own(folder, values) else None
     head = tensors.get(HEAD_WEIGHT)
     if head is None or head.ndim != 2:
         raise ValueError(f"{folder / ADAPTER_WEIGHTS}: no matrix {PREFIX + HEAD_WEIGHT!r}; the head was not saved with the adapter")
@@ -174,7 +175,8 @@ def prepare_sequence_classifier(model: nn.Module, folder: Path) -> None:
     merged = folder / HEAD
     path, prefix = (merged, "") if merged.is_file() else (folder / ADAPTER_WEIGHTS, PREFIX)
     tensors = read_tensors(path, prefix)
-    pooling = read_object(folder / BESIDE).get("pooling") if is_there(folder / BESIDE) else "last"
+    own = merged.is_file() or _is_own(folder, read_object(folder / ADAPTER_CONFIG))
+    pooling = read_object(folder / BESIDE).get("pooling") if own else "last"
     if pooling != "last":
         raise ValueError(f"{folder / BESIDE}: pooling is {pooling!r}; transformers' classes pool the last token, they cannot compute it")
     weight, old = tensors.get(HEAD_WEIGHT), getattr(model, "score", None)
@@ -286,6 +288,15 @@ def _peft_config(adaptation: Adaptation, base: Path | None) -> dict[str, Any]:
         "use_dora": False,
         "use_rslora": False,
     }
+
+
+_OWN_KEYS = _peft_config(Adaptation(classes=2, rank=1, alpha=1.0), None).keys()
+
+
+def _is_own(folder: Path, values: Mapping[str, Any]) -> bool:
+    """Whether an adapter has a blackswan.json, or has to have one: every PEFT writes keys in adapter_config.json that `save_adapter` does
+    not."""
+    return is_there(folder / BESIDE) or values.keys() == _OWN_KEYS
 
 
 class _PeftConfig:

@@ -88,10 +88,10 @@ def adapter_saved_of_any_alpha(require: Step, folder: Path, adaptation: Any, tra
 
 
 wrong_steps(
-    "impl.adapter:is_there",
+    "impl.adapter:_is_own",
     settings_behind_a_broken_link_forgotten=(
         "An adapter whose blackswan.json is a link to nothing passes for one of PEFT's, and pools the last token.",
-        lambda _, path: path.is_file(),
+        lambda _, folder, __: (folder / "blackswan.json").is_file(),
     ),
 )
 
@@ -152,5 +152,18 @@ wrong_steps(
     base_by_a_name_without_blanks=(
         "A base is looked for by its name without the blanks around it.",
         lambda named, path: base and Path(str(base).strip()) if (base := named(path)) else None,
+    ),
+)
+
+
+wrong_steps(
+    "impl.adapter:_is_own",
+    adapter_without_its_settings_for_one_of_pefts=(
+        "An adapter whose blackswan.json is missing passes for one of PEFT's, and pools the last token.",
+        lambda _, folder, __: (folder / "blackswan.json").exists() or (folder / "blackswan.json").is_symlink(),
+    ),
+    adapter_of_pefts_without_settings_refused=(
+        "An adapter of PEFT's is refused, which has no blackswan.json.",
+        lambda *_: True,
     ),
 )

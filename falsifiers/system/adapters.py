@@ -192,6 +192,9 @@ def _prepared(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
     advised = "prepare_sequence_classifier" in read_json(folder / BESIDE)["transformers"]
     told = same(f"whether {BESIDE} says how transformers' get the head", model.scalars["pooling"] == "last", advised)
     ask = partial(trial.files.prepared_head, folder, model.scalars["hidden"], dtype)
+    (folder / BESIDE).rename(folder / "away")
+    told.append(trial.refuses(f"head of {folder.name} without {BESIDE}", ask, BESIDE, "FileNotFoundError"))
+    (folder / "away").rename(folder / BESIDE)
     if model.scalars["pooling"] != "last":
         return [*told, trial.refuses(f"head of {folder.name} for another pooling", ask, f"{BESIDE}.*pooling", "ValueError")]
     weight, bias = (model.trainable[name].astype(STORAGE[dtype]) for name in ("score.weight", "score.bias"))

@@ -23,6 +23,7 @@ from blackswan.falsifiers.system.adapter_files import (
     BESIDE,
     CONFIG,
     HEAD,
+    PEFT_DEFAULTS,
     WEIGHTS,
     Model,
     base_weight,
@@ -164,7 +165,8 @@ def _saved_again(trial: Trial, parent: Path) -> list[Comparison]:
     trial.classifiers.saved_again(parent / "on moved", parent / "moved again")  # it is found by what the adapter calls it
     named = read_json(parent / "moved again" / ADAPTER_CONFIG)["base_model_name_or_path"]
     found += same("base of an adapter that was opened on another name of it", str(moved), named)
-    (bare := Path(shutil.copytree(parent / "adapter", parent / "bare")) / BESIDE).unlink()
+    (bare := Path(shutil.copytree(parent / "adapter", parent / "bare")) / ADAPTER_CONFIG).with_name(BESIDE).unlink()
+    bare.write_text(json.dumps(PEFT_DEFAULTS | read_json(bare)))
     trial.classifiers.saved_again(bare.parent, parent / "from bare")
     kept, own = (read_json(parent / each / BESIDE)["checksums"] for each in ("adapter", "from bare"))
     return found + same("checksums of an adapter that had none", kept, own)

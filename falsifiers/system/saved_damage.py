@@ -124,7 +124,7 @@ def refuses_saved(trial: Trial) -> Iterator[Comparison]:
             damages = [each for file in (config, BESIDE) for each in forms(folder, file, rng)]
             damages += [*_beside_damage(folder, rng), *(_adapter_damage(folder, rng) if name == "adapter" else ())]
             damages += [each for file, prefix in weights.items() for each in tensors(folder, file, prefix, rng)]
-            damages += [Damage(f"no {file}", {file: None}, file) for file in (*weights, config)]
+            damages += [Damage(f"no {file}", {file: None}, file) for file in (*weights, config, BESIDE)]
             damages += [Damage(f"{file} a link to nothing", {file: Path("nothing")}, file) for file in (*weights, config, BESIDE)]
             ask = partial(trial.commands.library, "probabilities", folder, TEXTS)
             yield from judged(trial, folder, damages, ask)
