@@ -167,3 +167,9 @@ wrong_steps(
         lambda *_: True,
     ),
 )
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline._extra")
+def random_weights_forgotten_when_saved_again(extra: Step, self: Any) -> dict[str, Any]:
+    """An adapter on random weights that is opened and saved again does not say on which, and cannot be opened any more."""
+    return {key: value for key, value in extra(self).items() if key != "random_architecture" or not self._opened}

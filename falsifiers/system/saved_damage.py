@@ -40,7 +40,7 @@ from blackswan.falsifiers.system.derived_damage import (
     small_base,
     tensors,
 )
-from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Trial
 
 LARGE = 20_000
@@ -134,6 +134,8 @@ def refuses_saved(trial: Trial) -> Iterator[Comparison]:
             yield from judged(trial, own, _model_damage(own, name), ask)
         random = Path(parent) / "random"
         trial.classifiers.saved_on_random({**model.scalars, **SCALED, "vocab": 260}, settings, random)
+        trial.classifiers.saved_again(random, Path(parent) / "random again")
+        yield from same("files of an adapter on random weights that is saved again", *map(content, (random, Path(parent) / "random again")))
         damages = list(_random_damage(random, rng))
         yield from judged(trial, random, damages, partial(trial.commands.library, "probabilities", random, TEXTS))
         large = Path(parent) / "large"
