@@ -173,3 +173,11 @@ wrong_steps(
 def random_weights_forgotten_when_saved_again(extra: Step, self: Any) -> dict[str, Any]:
     """An adapter on random weights that is opened and saved again does not say on which, and cannot be opened any more."""
     return {key: value for key, value in extra(self).items() if key != "random_architecture" or not self._opened}
+
+
+@wrong_step("impl.saved:_settings")
+def computed_as_adapters_are_stored(settings: Step, adapter: Any, folder: Path) -> Any:
+    """An adapter of PEFT's that is stored in 16 bits is computed with in bfloat16."""
+    found = settings(adapter, folder)
+    narrow = any(tensor.dtype.itemsize == 2 for tensor in adapter.trainable.values())
+    return replace(found, dtype="bfloat16") if narrow and not adapter.extra else found

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.numeric.precision import STORAGE
 from blackswan.falsifiers.system.adapter_files import target_modules
 from blackswan.falsifiers.system.command_models import merged_tensors
 from blackswan.falsifiers.system.command_problem import small, texts_of, tokenizer
@@ -23,7 +24,8 @@ def adapters_without_settings_serve(trial: Trial) -> Iterator[Comparison]:
     Other adapters in its folder, which are named like those of a run, are not asked.
 
     Classes, rank, alpha and targets are its own, and it pools the last token; the base is the one that it names, from where the command is,
-    whose weights are not quantised. It is merged into the same weights, and the merged model answers alike.
+    whose weights are not quantised. Its updates are stored in 16 bits, and computed with in 32 all the same. It is merged into the same
+    weights, and the merged model answers alike.
     """
     rng = trial.rng("of PEFT")
     with (
@@ -32,9 +34,12 @@ def adapters_without_settings_serve(trial: Trial) -> Iterator[Comparison]:
     ):
         texts = [text for text in texts_of(rng, 9) if len(tokenizer().encode(text).ids) < 9]
         labels = problem.labels(rng, len(texts))
-        trainable = {**problem.model.trainable, "score.bias": np.zeros(problem.classes, np.float32)}
+        stored = STORAGE[str(rng.choice(["bfloat16", "float16"]))]
+        dtypes = {name: stored if "lora_" in name else STORAGE["float32"] for name in problem.model.trainable}
+        rounded = {name: value.astype(dtypes[name]).astype(np.float32) for name, value in problem.model.trainable.items()}
+        trainable = {**rounded, "score.bias": np.zeros(problem.classes, np.float32)}
         model = replace(problem.model, trainable=trainable)
-        theirs = model.write_peft(problem.folder / "theirs", head_bias=False, base_model_name_or_path=problem.base.name)
+        theirs = model.write_peft(problem.folder / "theirs", dtypes, head_bias=False, base_model_name_or_path=problem.base.name)
         for part in ("best", "last"):
             replace(model, trainable={name: -value for name, value in trainable.items()}).write_peft(theirs / part)
         whole, merged = model.write_peft(problem.folder / "whole"), problem.folder / "merged"
