@@ -340,8 +340,9 @@ class ClassifyPipeline:
         return {name: parameter.detach().cpu() for name, parameter in self.classifier.trainable_parameters().items()}
 
     def _extra(self) -> dict[str, Any]:
-        """What comes back with a saved adapter or merged model: the settings, with class weights as numbers."""
-        extra: dict[str, Any] = {"settings": {**dataclasses.asdict(self.config), "class_weights": self.class_weights}}
+        """What comes back with a saved adapter or merged model: the settings, with class weights as numbers once a run has made them."""
+        weights = self.class_weights or self.config.class_weights
+        extra: dict[str, Any] = {"settings": {**dataclasses.asdict(self.config), "class_weights": weights}}
         return extra if self.source is not None else extra | {RANDOM: dataclasses.asdict(self.architecture)}
 
     def _require_updates(self) -> None:

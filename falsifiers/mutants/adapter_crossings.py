@@ -181,3 +181,10 @@ def computed_as_adapters_are_stored(settings: Step, adapter: Any, folder: Path) 
     found = settings(adapter, folder)
     narrow = any(tensor.dtype.itemsize == 2 for tensor in adapter.trainable.values())
     return replace(found, dtype="bfloat16") if narrow and not adapter.extra else found
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline._extra")
+def balanced_weights_forgotten_before_a_run(extra: Step, self: Any) -> dict[str, Any]:
+    """An adapter that is saved before a run has made numbers of balanced class weights is opened without any, and trained so."""
+    found = extra(self)
+    return {**found, "settings": {**found["settings"], "class_weights": self.class_weights}}

@@ -133,7 +133,10 @@ def refuses_saved(trial: Trial) -> Iterator[Comparison]:
             own = base if name == "adapter" else folder
             yield from judged(trial, own, _model_damage(own, name), ask)
         random = Path(parent) / "random"
-        trial.classifiers.saved_on_random({**model.scalars, **SCALED, "vocab": 260}, settings, random)
+        untrained = {**settings, "class_weights": "balanced"}  # of which a run makes numbers
+        trial.classifiers.saved_on_random({**model.scalars, **SCALED, "vocab": 260}, untrained, random)
+        said = json.loads((random / BESIDE).read_text())["extra"]["settings"]
+        yield from same("settings of an adapter that no run has trained", untrained, {key: said[key] for key in untrained})
         trial.classifiers.saved_again(random, Path(parent) / "random again")
         yield from same("files of an adapter on random weights that is saved again", *map(content, (random, Path(parent) / "random again")))
         damages = list(_random_damage(random, rng))
