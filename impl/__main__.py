@@ -1,11 +1,13 @@
 """`python -m impl`: train, pretrain, evaluate, predict, merge, export, tokenize, summary."""
 
 import argparse
+import codecs
 import difflib
+import os
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, suppress
 from io import TextIOWrapper
 from typing import NoReturn, TextIO
 
@@ -25,15 +27,16 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m impl") -> int:
     """Exit status 0 done, 1 failed, 2 interrupted, 4 bad input (nothing was written), 6 the device is not there or too small."""
     said = prog.removeprefix("python -m ")
-    try:
-        options = _parsed(sys.argv[1:] if arguments is None else arguments, prog)
-    except BadInput as error:
-        return _say(said, error, BAD_INPUT)
-    name = f"{said} {options.command}"
-    with warnings.catch_warnings():
-        warnings.filterwarnings("default", category=UserWarning)
-        warnings.showwarning = lambda message, *_, **__: print(f"{name}: warning: {message}", file=sys.stderr)
-        return _guarded(options, name)
+    with _heard():
+        try:
+            options = _parsed(sys.argv[1:] if arguments is None else arguments, prog)
+        except BadInput as error:
+            return _say(said, error, BAD_INPUT)
+        name = f"{said} {options.command}"
+        with warnings.catch_warnings():
+            warnings.filterwarnings("default", category=UserWarning)
+            warnings.showwarning = lambda message, *_, **__: print(f"{name}: warning: {message}", file=sys.stderr)
+            return _guarded(options, name)
 
 
 def parser(prog: str, named: Collection[str] = COMMANDS) -> argparse.ArgumentParser:
@@ -75,19 +78,42 @@ def _guarded(options: argparse.Namespace, name: str) -> int:
 
 
 @contextmanager
-def _escaping(stream: TextIO) -> Iterator[None]:
-    """Inside, characters that a stream's encoding lacks are escaped, as standard error has them: no name of a file may end a command."""
-    if not isinstance(stream, TextIOWrapper) or stream.errors != "strict":
+def _heard() -> Iterator[None]:
+    """Inside there is a standard error: what is said there by a program that was started without one is not for standard output."""
+    if sys.stderr is not None:
         yield
         return
-    stream.reconfigure(errors="backslashreplace")
+    with open(os.devnull, "w", encoding="utf-8", errors="backslashreplace") as nobody, redirect_stderr(nobody):
+        yield
+
+
+def _bytes_or_escapes(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Characters that stand for bytes of a name are these bytes, and others that an encoding lacks are escaped."""
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeEncodeError:
+        return codecs.backslashreplace_errors(error)
+
+
+codecs.register_error("bytes or escapes", _bytes_or_escapes)
+ESCAPING = {"strict": "backslashreplace", "surrogateescape": "bytes or escapes"}
+"""What takes the place of a way in which a stream meets characters that its encoding lacks; the second one is that of the locale C."""
+
+
+@contextmanager
+def _escaping(stream: TextIO) -> Iterator[None]:
+    """Inside, characters that a stream's encoding lacks are escaped, as standard error has them: no name of a file may end a command."""
+    if not isinstance(stream, TextIOWrapper) or (errors := stream.errors) not in ESCAPING:
+        yield
+        return
+    stream.reconfigure(errors=ESCAPING[errors])
     try:
         yield
     except BaseException:
         with suppress(OSError):  # it flushes; what ended the command is told, not that nobody reads
-            stream.reconfigure(errors="strict")
+            stream.reconfigure(errors=errors)
         raise
-    stream.reconfigure(errors="strict")
+    stream.reconfigure(errors=errors)
 
 
 def _run(run: Callable[[argparse.Namespace], None], options: argparse.Namespace, name: str) -> int:

@@ -219,6 +219,20 @@ wrong_step("impl.__main__:_escaping", name="commands_end_by_names", doc="A name 
 )
 
 
+wrong_step(
+    "impl.__main__:ESCAPING", name="commands_end_by_names_in_c", doc="A name ends a command whose standard output is that of the locale C."
+)(lambda escaping: {"strict": escaping["strict"]})
+wrong_step(
+    "impl.__main__:_heard", name="unheard_is_printed", doc="Without a standard error what is said there is printed, or ends the command."
+)(lambda _: nullcontext())
+
+
+@wrong_step("impl.commands.predict:_numbered")
+def predict_fails_without_standard_input(numbered: Any, name: str, expected: str) -> Iterator[Any]:
+    """A standard input that is closed ends `predict` as a defect does."""
+    yield from numbered(name if sys.stdin else str(sys.stdin.buffer), expected)
+
+
 @wrong_step("impl.__main__:_escaping")
 def commands_escape_for_good(_: Any, stream: Any) -> Any:
     """Standard output escapes what it has no letters for after a command too."""

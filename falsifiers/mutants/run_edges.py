@@ -350,7 +350,14 @@ wrong_step("impl.commands.train:_require_a_rate", name="rates_looked_at_late", d
 @wrong_step("impl.commands.train:_samples")
 def validation_by_another_name(samples: Any, *given: Any) -> Any:
     """A corpus may be trained on and validate too, by a link or another path."""
-    with mock.patch.object(Path, "resolve", lambda path, **_: path.absolute()):
+    with mock.patch.object(Path, "samefile", lambda path, other: path.absolute() == other.absolute()):
+        return samples(*given)
+
+
+@wrong_step("impl.commands.train:_samples")
+def validation_by_a_hard_link(samples: Any, *given: Any) -> Any:
+    """A corpus may be trained on and validate too, by another name that the same file has."""
+    with mock.patch.object(Path, "samefile", lambda path, other: path.resolve() == other.resolve()):
         return samples(*given)
 
 

@@ -75,6 +75,7 @@ def bad_input_is_refused(trial: Trial) -> Iterator[Comparison]:
             (problem.folder / name).write_bytes(written)
         trial.commands.run("merge", f"--adapter={run}", f"--output={problem.folder / 'merged'}")
         (problem.folder / "link.jsonl").symlink_to(corpus)
+        (problem.folder / "same.jsonl").hardlink_to(corpus)
         for name in ("nothing", "nothing.apr", "alone.tokenizer.json"):
             (problem.folder / name).symlink_to("nowhere")
         (problem.folder / "nowhere").symlink_to(problem.folder / "gone")
@@ -90,7 +91,7 @@ def bad_input_is_refused(trial: Trial) -> Iterator[Comparison]:
         edited["train, resumed as another run with tokens exchanged"] = ((*resumed, renumbered), "data.")
         before = content(problem.folder)
         for name, (arguments, message) in {**_unusable(problem, where, corpus, run), **edited}.items():
-            said = trial.commands.attempt(*arguments, stdin=UNUSABLE["latin"])
+            said = trial.commands.attempt(*arguments, stdin=None if "no standard input" in name else UNUSABLE["latin"])
             yield from same(f"status of {name}", 4, said.status)
             if "another run" not in name:  # what a run is about is told before it is compared with the one that is there
                 yield from same(f"what {name} prints", "", said.out)
@@ -251,6 +252,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "train with a setting out of range": ((*train, "--weight-decay=2"), "--weight-decay"),
         "train on what validates": ((*train, f"--validation={corpus}"), "--validation"),
         "train on what validates, by a link": ((*train, f"--validation={folder / 'link.jsonl'}"), "--validation"),
+        "train on what validates, by another name of the file": ((*train, f"--validation={folder / 'same.jsonl'}"), "--validation"),
         "train on what validates, by a detour": ((*train, f"--validation={folder / 'base' / '..' / corpus.name}"), "--validation"),
         "train at a rate of 0": ((*train, "--epochs=1", "--batch-size=4", "--warmup-fraction=0.5"), "warmup"),
         "train on longer texts than the model's": ((*train, f"--max-seq-len={positions + 1}"), f"at most {positions} positions"),
@@ -290,6 +292,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         },
         "predict a text that is not UTF-8": (("predict", adapter, "\udce9"), "UTF-8"),
         "predict standard input that is not UTF-8": (("predict", adapter, "--input=-"), "standard input:2: is not UTF-8: byte 0xff"),
+        "predict no standard input": (("predict", adapter, "--input=-"), "standard input: "),
         "predict half a character": (("predict", adapter, f"--corpus={folder / 'half.jsonl'}"), HALF),
         **{
             f"predict from {option} {file}": (("predict", adapter, f"--{option}={folder / file}"), f"{file}{line}")

@@ -71,7 +71,8 @@ def models_are_whole(trial: Trial) -> Iterator[Comparison]:
         problem.corpus("corpus", texts, labels)
         with chdir(problem.folder):  # what a run was given by names that hold here only is found from everywhere
             given = ("--model=base", "--corpus=corpus.jsonl", f"--output={run.name}", *options(problem.settings))
-            trial.commands.run("train", *given, encoding="ascii")
+            said = trial.commands.run("train", *given, encoding="ascii:surrogateescape")
+        yield from same("letters of names that are shown by escapes", 3, said.out.count(r"l\xe4uft"))
         for encoding, output in (("utf-8", merged.with_name("verf\u00fcgt")), ("ascii", merged)):
             said = trial.commands.run("merge", f"--adapter={run / 'last'}", f"--output={output}", encoding=encoding)
             line = f"{output} holds the merged model and its head\n".encode(encoding, "backslashreplace").decode(encoding)

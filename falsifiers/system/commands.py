@@ -219,7 +219,7 @@ def _trained(trial: Trial, name: str, settings: Mapping[str, Any]) -> Iterator[t
             trial.trainer.fit_files("pipeline", problem.settings, problem.folder / "run", **files)
         else:
             given = [f"--{name}={value}" for name, value in {**files, "output": problem.folder / "run"}.items()]
-            trial.commands.run("train", *given, *options(problem.settings))
+            trial.commands.run("train", *given, *options(problem.settings), heard=name != "many labels")
         yield problem.with_weights_of(labels), problem.folder / "run"
 
 
@@ -240,6 +240,9 @@ def _counted_anew(
     cut = sum(len(tokenizer().encode(text).ids) > MAX_SEQ_LEN for text in texts)
     warning = f"{path}: {cut} texts are longer than max_seq_len {MAX_SEQ_LEN}: their end is cut off\n" if cut else ""
     yield from same(f"texts that are cut off, beside JSON <{name}>", warning, told.err)
+    if tables and len(texts) == 1:
+        without = trial.commands.run("evaluate", *asked, "--json", heard=False)
+        yield from same(f"JSON without a standard error <{name}>", told.out, without.out)
     if tables and problem.classes <= CELLS:
         said = trial.commands.run("evaluate", *asked)
         yield from _as_tables(trial, name, wanted, said.out)

@@ -112,6 +112,8 @@ def _numbered(name: str, expected: str) -> Iterator[tuple[str, bytes]]:
     from blackswan.impl.corpus import lines_of
 
     shown = "standard input" if name == "-" else name
+    if name == "-" and sys.stdin is None:
+        raise BadInput(f"{shown}: is closed; expected {expected}")
     try:
         with nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file:
             for number, line in enumerate(lines_of(file, shown), start=1):

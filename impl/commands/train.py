@@ -216,7 +216,7 @@ def _samples(options: argparse.Namespace, config: "ClassifyConfig", group: "Grou
     from blackswan.impl.tokens import load_tokenizer
 
     paths = [path for path in (options.corpus, options.validation) if path is not None]
-    if len({path.resolve() for path in paths}) < len(paths):
+    if len(paths) > 1 and all(path.exists() for path in paths) and options.corpus.samefile(options.validation):
         raise BadInput(f"--validation: {options.validation} is what is trained on; leave it out, and a part of --corpus validates")
     for path in paths:
         if group.size > 1 and path.is_fifo():

@@ -63,9 +63,9 @@ ON_THE_HOST = ("export", "tokenize")
 class Commands(Door):
     """The program `impl` as a user runs it."""
 
-    def run(self, *arguments: object, stdin: bytes = b"", encoding: str = "utf-8") -> Said:
-        """A command that does what it was asked, with a standard output of that encoding. Raises a RuntimeError where it ends otherwise."""
-        said = self.attempt(*arguments, stdin=stdin, encoding=encoding)
+    def run(self, *arguments: object, stdin: bytes | None = b"", encoding: str = "utf-8", heard: bool = True) -> Said:
+        """A command that does what it was asked, as `attempt` starts it. Raises a RuntimeError where it ends otherwise."""
+        said = self.attempt(*arguments, stdin=stdin, encoding=encoding, heard=heard)
         if said.status:
             raise RuntimeError(f"{arguments[0]} ended with status {said.status}: {said.err.strip()[-600:]}")
         return said
@@ -78,23 +78,28 @@ class Commands(Door):
     def attempt(
         self,
         *arguments: object,
-        stdin: bytes = b"",
+        stdin: bytes | None = b"",
         environment: Mapping[str, str] | None = None,
         temporary_files: bool = True,
         encoding: str = "utf-8",
+        heard: bool = True,
     ) -> Said:
-        """A command with whatever end, in which the environment has those variables too, perhaps without a folder for temporary files."""
-        given = io.TextIOWrapper(io.BytesIO(stdin))
+        """A command with whatever end, in which the environment has those variables too, perhaps without a folder for temporary files.
+
+        The encoding of standard output may have a colon and its `errors` behind it. Without `heard` there is no standard error, as where a
+        shell closes it, and with None no standard input.
+        """
+        given = None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin))
         with (
             mock.patch.object(sys, "stdin", given),
             mock.patch.dict(os.environ, environment or {}),
             tempfile.TemporaryDirectory() as temporary,
             mock.patch.object(tempfile, "tempdir", temporary if temporary_files else str(Path(temporary) / "none")),
         ):
-            said = _run(self._given(arguments), encoding=encoding)
+            said = _run(self._given(arguments), encoding=encoding, heard=heard)
             if left := [path.name for path in Path(temporary).iterdir() if path.is_file()]:
                 raise RuntimeError(f"{arguments[0]} left {left[0]} among the temporary files")
-        if given.closed:
+        if given is not None and given.closed:
             raise RuntimeError(f"{arguments[0]} closed standard input, which is the process's own")
         return said
 
@@ -368,15 +373,15 @@ def _events(folder: str, purge_step: int | None = None) -> mock.Mock:
     return mock.Mock()
 
 
-def _run(arguments: Sequence[str], err: io.StringIO | None = None, encoding: str = "utf-8") -> Said:
-    written = io.BytesIO()
-    out = io.TextIOWrapper(written, encoding=encoding, newline="\n")
-    with _in_ascii(), redirect_stdout(out), redirect_stderr(err or io.StringIO()) as err:
+def _run(arguments: Sequence[str], err: io.StringIO | None = None, encoding: str = "utf-8", heard: bool = True) -> Said:
+    written, (encoding, _, errors), err = io.BytesIO(), encoding.partition(":"), err or io.StringIO()
+    out = io.TextIOWrapper(written, encoding=encoding, errors=errors or "strict", newline="\n")
+    with _in_ascii(), redirect_stdout(out), redirect_stderr(err if heard else None):
         status = command.main(arguments)
-    if out.errors != "strict":
+    if out.errors != (errors or "strict"):
         raise RuntimeError(f"{arguments[0]} left standard output, which is the process's own, with other errors: {out.errors}")
     out.flush()
-    return Said(status, written.getvalue().decode(encoding), err.getvalue())
+    return Said(status, written.getvalue().decode(encoding, errors or "strict"), err.getvalue())
 
 
 @contextmanager
