@@ -32,7 +32,7 @@ from torch import Tensor
 from blackswan.impl import strict_json
 from blackswan.impl.agreement import fingerprint, require_equal, require_same, together
 from blackswan.impl.classifier import Classifier
-from blackswan.impl.config import ClassifyConfig, DecoderConfig, require_count
+from blackswan.impl.config import ClassifyConfig, DecoderConfig, require_count, target_modules, targets_named
 from blackswan.impl.evaluation import Evaluation, evaluate
 from blackswan.impl.folder import PARTIAL, remove_left_over, sole_writer
 from blackswan.impl.group import Group, shard
@@ -232,8 +232,9 @@ class _Run:
     def _identity(self) -> dict[str, Any]:
         """What makes the run this one and no other."""
         corpora = {"training": self.train_samples, "validation": self.validation}
+        settings = {name: value for name, value in dataclasses.asdict(self.config).items() if name not in _FREE}
         return {
-            "settings": {name: value for name, value in dataclasses.asdict(self.config).items() if name not in _FREE},
+            "settings": settings | {"lora_targets": targets_named(target_modules(self.config.lora_targets))},  # in whatever order
             "architecture": dataclasses.asdict(self.pipeline.architecture),
             "base_weights": _weights_digest(self.pipeline.classifier),
             "data": {name: {"samples": len(each), "digest": each.digest()} for name, each in corpora.items() if each is not None},

@@ -342,6 +342,13 @@ wrong_step("impl.tokens:read_tokenizer", name="tokenizers_in_the_locales_encodin
 )
 
 
+@wrong_step("impl.fit:_Run._identity")
+def run_of_targets_as_spelled(identity: Callable[..., dict[str, Any]], run: Any) -> dict[str, Any]:
+    """A run whose projections are given in another order is another run, which does not go on."""
+    found = identity(run)
+    return found | {"settings": found["settings"] | {"lora_targets": run.config.lora_targets}}
+
+
 @wrong_step("impl.settings:resolve")
 def alpha_of_large_ranks_bounded(resolve: Callable[..., Any], *given: Any) -> Any:
     """Alpha is at most 256 where it is given nowhere, whatever the rank is."""

@@ -46,7 +46,8 @@ def settings_reach_the_run(trial: Trial) -> list[Comparison]:
     where it has the default's value, in every spelling of YAML's.
 
     It stands in config.yaml, run.json and beside the adapter, also when that was opened and is saved again or merged; what is not given
-    has its default. A run from config.yaml, in an empty folder that a link leads to, is the same run.
+    has its default. A run from config.yaml, in an empty folder that a link leads to, is the same run, and goes on with its projections in
+    another order.
     """
     found = _helped(trial)
     for name, away in _away(trial.rng("settings")).items():
@@ -137,6 +138,8 @@ def _reach(trial: Trial, name: str, problem: Small, away: Mapping[str, Any]) -> 
     for file in (CONFIG, STATISTICS, RUN):
         yield from same(f"{file} of a run from config.yaml <{name}>", (first / file).read_text(), (second / file).read_text())
     yield from same(f"metrics of a run from config.yaml <{name}>", metrics(first), metrics(second))
+    turned = f"--lora-targets={','.join(reversed(_listed(expected['lora_targets'])))}"
+    trial.commands.run(*where, f"--output={second}", f"--config={first / CONFIG}", turned, "--resume")  # raises where it is another run
     for part in ("best", "last"):
         tensors = (load_file(run / part / ADAPTER_WEIGHTS) for run in (first, second))
         yield from same(f"{part}/ of a run from config.yaml <{name}>", *tensors)
@@ -180,7 +183,7 @@ def _spelled(trial: Trial, file: Path, away: Mapping[str, Any]) -> Iterator[Comp
 def _stated(name: str, problem: Small, expected: Mapping[str, Any], run: Path) -> Iterator[Comparison]:
     """The settings in three files."""
     count = sum(value.size for value in problem.model.decoder.values())
-    targets = sorted(expected["lora_targets"].split(",") if "," in expected["lora_targets"] else _modules(expected["lora_targets"]))
+    targets = sorted(_listed(expected["lora_targets"]))
     written = {key: plain(value) for key, value in (line.split(": ", 1) for line in (run / CONFIG).read_text().splitlines())}
     written["lora_targets"] = sorted(written.get("lora_targets", []))
     free = {key: value for key, value in expected.items() if key != "log_interval"}
@@ -195,6 +198,10 @@ def _alike(name: str, expected: Mapping[str, Any], actual: Mapping[str, Any]) ->
     if not odd:
         return same(name, 0, 0)[0]
     return broken(name, f"other values of {', '.join(odd)}", repr(expected.get(odd[0])), repr(actual.get(odd[0])))
+
+
+def _listed(targets: str) -> list[str]:
+    return targets.split(",") if "," in targets else _modules(targets)
 
 
 def _modules(targets: str) -> list[str]:
