@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from io import TextIOWrapper
+from pathlib import Path
 from typing import NoReturn, TextIO
 
 from blackswan.impl.commands import COMMANDS, BadInput, Interrupted, TrainingFailed
@@ -83,7 +84,7 @@ def _heard() -> Iterator[None]:
     if sys.stderr is not None:
         yield
         return
-    with open(os.devnull, "w", encoding="utf-8", errors="backslashreplace") as nobody, redirect_stderr(nobody):
+    with Path(os.devnull).open("w", encoding="utf-8", errors="backslashreplace") as nobody, redirect_stderr(nobody):
         yield
 
 

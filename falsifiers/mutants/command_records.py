@@ -11,6 +11,7 @@ from unittest import mock
 import numpy as np
 
 from blackswan.falsifiers.mutants.registry import wrong_step
+from blackswan.impl.commands import BadInput
 
 
 @wrong_step("impl.metrics:MetricsFile.step")
@@ -43,6 +44,22 @@ def epoch_loss_of_means(step: Any, run: Any, indices: Any) -> None:
 wrong_step(
     "impl.commands.train:_conclusion", name="conclusion_of_the_last_loss", doc="The best loss that is told is that of the last epoch."
 )(lambda conclusion, output, result: conclusion(output, replace(result, best_validation_loss=result.epochs[-1].validation_loss)))
+
+
+@wrong_step("impl.commands.train:_samples")
+def patience_by_the_fraction_alone(samples: Any, options: Any, config: Any, group: Any) -> Any:
+    """Patience needs a validation_fraction above 0, also where there is a validation corpus."""
+    if config.early_stop_patience is not None and not config.validation_fraction:
+        raise BadInput("early_stop_patience needs a validation_fraction above 0")
+    return samples(options, config, group)
+
+
+@wrong_step("impl.__main__:_run")
+def summary_of_the_base_that_is_named(run: Any, command: Any, options: Any, name: str) -> int:
+    """`summary` of an adapter on a base that is named is that of the base, with the usual settings."""
+    if options.command == "summary" and options.model:
+        options.adapter = None
+    return int(run(command, options, name))
 
 
 @wrong_step("impl.commands.train:_write_for_rules")

@@ -65,7 +65,13 @@ def records_are_counted_anew(trial: Trial) -> list[Comparison]:
 
 def _runs(rng: Generator) -> dict[str, dict[str, Any]]:
     """The settings of each run."""
-    moving = {"epochs": 6, "early_stop_patience": int(rng.integers(1, 3)), "schedule": "cosine", "warmup_fraction": 0.3}
+    moving = {
+        "validation_fraction": 0.0,
+        "epochs": 6,
+        "early_stop_patience": int(rng.integers(1, 3)),
+        "schedule": "cosine",
+        "warmup_fraction": 0.3,
+    }
     still: dict[str, Any] = {
         "epochs": 11,  # of two digits
         "learning_rate": STANDSTILL,

@@ -21,7 +21,8 @@ from blackswan.falsifiers.system.trial import Trial, reads_files
 def adapters_without_settings_serve(trial: Trial) -> Iterator[Comparison]:
     """`predict`, `evaluate`, `summary` and `merge` of an adapter without blackswan.json, whose head has no bias, as transformers' are.
 
-    Other adapters in its folder, which are named like those of a run, are not asked.
+    `summary` says the same where the base is named beside it. Other adapters in its folder, which are named like those of a run, are not
+    asked.
 
     Classes, rank, alpha and targets are its own, and it pools the last token; the base is the one that it names, from where the command is,
     whose weights are not quantised. Its updates are stored in 16 bits, and computed with in 32 all the same. It is merged into the same
@@ -45,6 +46,7 @@ def adapters_without_settings_serve(trial: Trial) -> Iterator[Comparison]:
         whole, merged = model.write_peft(problem.folder / "whole"), problem.folder / "merged"
         corpus = problem.corpus("corpus", texts, labels)
         summary = trial.commands.run("summary", f"--adapter={theirs}").out
+        named = trial.commands.run("summary", f"--adapter={theirs}", f"--model={problem.base}").out
         trial.commands.run("merge", f"--adapter={theirs}", f"--output={merged}")
         yield from merged_tensors(problem, whole, merged)
         for name, option in {"theirs": f"--adapter={theirs}", "merged": f"--model={merged}"}.items():
@@ -56,7 +58,8 @@ def adapters_without_settings_serve(trial: Trial) -> Iterator[Comparison]:
             yield from same(f"confusion <{name}>", wanted.confusion.tolist(), said["confusion"])
         after = trial.commands.run("summary", f"--adapter={merged}").out
     yield from _summary(after, target_modules(model), problem.model.scalars, ", merged into the base weights")
-    yield from _summary(summary, target_modules(model), problem.model.scalars)
+    for text in (summary, named):
+        yield from _summary(text, target_modules(model), problem.model.scalars)
 
 
 def _summary(text: str, targets: Sequence[str], scalars: dict[str, object], merged: str = "") -> list[Comparison]:
