@@ -350,6 +350,13 @@ def run_of_targets_as_spelled(identity: Callable[..., dict[str, Any]], run: Any)
 
 
 @wrong_step("impl.settings:resolve")
+def alpha_of_the_default_counts_as_none(resolve: Callable[..., Any], *given: Any) -> Any:
+    """An alpha that is given and is the default's is twice the rank, as if it were not given."""
+    found = resolve(*given)
+    return replace(found, lora_alpha=2.0 * found.lora_rank) if found.lora_alpha == 32.0 else found
+
+
+@wrong_step("impl.settings:resolve")
 def alpha_of_large_ranks_bounded(resolve: Callable[..., Any], *given: Any) -> Any:
     """Alpha is at most 256 where it is given nowhere, whatever the rank is."""
     found = resolve(*given)

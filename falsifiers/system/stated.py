@@ -43,7 +43,8 @@ PRINTED = 0.005 + 1e-9
 
 
 def qlora_defaults_are_published(trial: Trial) -> Iterator[Comparison]:
-    """Every setting of models from a million to 70 billion parameters has its value; alpha is twice a rank that is given alone.
+    """Every setting of models from a million to 70 billion parameters has its value; alpha is twice a rank that is given alone, and what is
+    given with one, be it the usual one too.
 
     Python's own settings, without a model's size, have theirs.
     """
@@ -56,6 +57,8 @@ def qlora_defaults_are_published(trial: Trial) -> Iterator[Comparison]:
         for rank in ranks:
             ranked = {**expected, "lora_rank": rank, "lora_alpha": 2.0 * rank}
             yield from same(f"{size:,} parameters, rank {rank}", ranked, trial.classifiers.defaults(size, {"lora_rank": rank}))
+            both = {"lora_rank": rank, "lora_alpha": QLORA["lora_alpha"]}
+            yield from same(f"{size:,} parameters, {both}", expected | both, trial.classifiers.defaults(size, both))
 
 
 def full_fine_tuning_is_refused(trial: Trial) -> list[Comparison]:
