@@ -2,8 +2,8 @@
 
 import errno
 import os
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -187,6 +187,19 @@ def epochs_shown_before_they_are_written(_: Any, watch: Any, record: Any) -> Non
     for sink in (watch.progress, watch.metrics, watch.board):
         if sink is not None:
             sink.epoch(record)
+
+
+@wrong_step("impl.folder:naming")
+@contextmanager
+def disks_of_libraries_are_bad_input(naming: Any, path: Path) -> Iterator[None]:
+    """A full disk that a library of files meets, and says in words of its own, ends a command as bad input does."""
+    try:
+        with naming(path):
+            yield
+    except OSError as error:
+        if error.__cause__ is None or isinstance(error.__cause__, OSError):
+            raise
+        raise OSError(f"{path}: {error.strerror}") from error
 
 
 wrong_step("impl.commands.train:_Watch._further", name="resume_is_said_of_no_run", doc="A run that had not begun is said to go on.")(

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
+
 from blackswan.falsifiers.mutants.changes import of_result
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 from blackswan.impl import strict_json
@@ -188,6 +190,12 @@ wrong_steps(
     statistics_interpolated=("Percentiles interpolated.", _interpolated),
     statistics_rank_rounded_down=("Percentiles one rank low.", lambda ranked, percent: ranked[max(0, percent * len(ranked) // 100 - 1)]),
 )
+
+
+@wrong_step("impl.samples:statistics")
+def statistics_of_the_first_lengths(statistics: Step, labels: Any, classes: int, lengths: Any, *others: int) -> Any:
+    """Percentiles are those of the first 2¹⁶ texts, where there are more."""
+    return statistics(labels, classes, np.resize(lengths[: 2**16], len(lengths)), *others)
 
 
 @wrong_step("impl.samples:statistics")

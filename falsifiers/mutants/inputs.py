@@ -45,6 +45,14 @@ def json_with_control_characters(loads: Step, text: Any, **how: Any) -> Any:
 
 
 @wrong_step("impl.strict_json:loads")
+def json_with_large_integers_as_floats(loads: Step, text: Any, **how: Any) -> Any:
+    """An integer of JSON that has 19 digits or more is a float, as in other languages."""
+    read = partial(json.loads, parse_int=lambda digits: float(digits) if len(digits) > 18 else int(digits))
+    with mock.patch.object(json, "loads", read):
+        return loads(text, **how)
+
+
+@wrong_step("impl.strict_json:loads")
 def json_before_a_blank(loads: Step, text: Any, **how: Any) -> Any:
     """A reader of JSON passes over everything behind a value and a blank."""
     try:

@@ -28,6 +28,9 @@ def fit_last_batch_filled_up(effective_batches: Any, order: Any, size: int) -> A
     return [*found[:-1], [*found[-1], *found[0][: size - len(found[-1])]]] if len(found) > 1 else found
 
 
+wrong_step("impl.fit:epoch_order", name="fit_order_of_the_low_word_of_a_seed", doc="An epoch's order has a large seed's lower 32 bits.")(
+    lambda epoch_order, count, seed, epoch: epoch_order(count, seed % 2**32, epoch)
+)
 wrong_step("impl.fit:epoch_order", name="fit_order_not_reshuffled", doc="Every epoch in the order of the first.")(
     lambda epoch_order, count, seed, epoch: epoch_order(count, seed, 0 * epoch)
 )

@@ -266,6 +266,10 @@ wrong_steps(
     "impl.pipeline:training_and_validation",
     run_trains_on_its_validation=("The pipeline holds samples out for validation, and trains on them too.", _trains_on_all),
     run_split_swapped=("The part for validation is trained on, and the other validates.", lambda divide, *given: divide(*given)[::-1]),
+    run_split_of_the_low_word_of_a_seed=(
+        "The split of a run counts a large seed by its lower 32 bits.",
+        lambda divide, *given: divide(*given[:3], given[3] % 2**32),
+    ),
     run_split_of_another_seed=("The split ignores the run's seed.", lambda divide, *given: divide(*given[:3], given[3] + 1)),
     run_split_although_given=(
         "Training samples are held out although there is a validation corpus, and lost.",
@@ -275,6 +279,10 @@ wrong_steps(
 wrong_steps(
     "impl.samples:training_and_validation",
     command_trains_on_its_validation=("The command holds samples out for validation, and trains on them too.", _trains_on_all),
+    command_split_of_the_low_word_of_a_seed=(
+        "The split of the command counts a large seed by its lower 32 bits.",
+        lambda divide, *given: divide(*given[:3], given[3] % 2**32),
+    ),
     command_ignores_validation_corpus=(
         "--validation is read, and a part of --corpus validates.",
         lambda divide, samples, _, *others: divide(samples, None, *others),

@@ -21,6 +21,8 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """Why a disk takes nothing more: it is full, over its quota, limited in the size of files, broken, or read-only by now."""
 SECOND_STEP = 7
 """The number of the flush that brings the state of a run's second step to the disk: those before it are for run.json and two states."""
+FEW = 1000
+"""Bytes, fewer than any file of weights has."""
 LARGE = 1 << 22
 """Bytes, more than any other file of a small run has."""
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
@@ -72,6 +74,8 @@ def broken_off_commands_say_so(trial: Trial) -> Iterator[Comparison]:
                 f"end of {name} after Ctrl-C", (2, "", f"impl {arguments[0]}: interrupted\n"), (said.status, said.out, said.err)
             )
             yield from same(f"files that {name} leaves after Ctrl-C", sorted(before), sorted(content(problem.folder)))
+            if name != "tokenize":  # whose files are small
+                yield from _without_room(trial, name, problem.folder, FEW, (*arguments, f"--output={new}"), str(new))
         pretrain = ("pretrain", f"--model={problem.base}", f"--tokens={tokens}", "--seq=6", "--batch=2", "--save-every=1", "--epochs=2")
         at = 2 * int(rng.integers(1, 5)) + 1  # the flush of a state's content; that of its name is the next one
         yield from _full(trial, "train", full := problem.folder / "a full disk", at, train, of_train)
@@ -118,16 +122,15 @@ def _ends(trial: Trial, arguments: tuple[object, ...]) -> Iterator[Comparison]:
         yield trial.refuses(f"end by {kind}", partial(trial.commands.ended_by, kind, *arguments), kind, kind)
 
 
-def _without_room(trial: Trial, name: str, folder: Path, most: int, arguments: tuple[object, ...]) -> Iterator[Comparison]:
-    """A command that reads texts, where no file may grow beyond `most` bytes, nor the temporary ones that keep the texts."""
-    before = content(folder)
+def _without_room(trial: Trial, name: str, folder: Path, most: int, arguments: tuple[object, ...], where: str = "") -> Iterator[Comparison]:
+    """A command that writes there, or that reads texts, where no file may grow beyond `most` bytes, nor the temporary ones that keep the
+    texts."""
+    before, where = content(folder), where or tempfile.gettempdir()
     said = trial.commands.without_room(most, *arguments)
-    yield from same(f"status and output of {name} without room for its texts", (1, ""), (said.status, said.out))
-    yield from same(f"files that {name} leaves without room for its texts", sorted(before), sorted(content(folder)))
-    if not (TOO_LARGE in said.err and tempfile.gettempdir() in said.err):
-        yield broken(
-            f"message of {name} without room", "does not say what and where", f"{TOO_LARGE}, {tempfile.gettempdir()}", said.err[-300:]
-        )
+    yield from same(f"status and output of {name} without room", (1, ""), (said.status, said.out))
+    yield from same(f"files that {name} leaves without room", sorted(before), sorted(content(folder)))
+    if not (TOO_LARGE in said.err and where in said.err):
+        yield broken(f"message of {name} without room", "does not say what and where", f"{TOO_LARGE}, {where}", said.err[-300:])
 
 
 def _full(trial: Trial, name: str, output: Path, flush: int, arguments: tuple[object, ...], code: int) -> Iterator[Comparison]:

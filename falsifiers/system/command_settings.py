@@ -74,7 +74,12 @@ def _away(rng: Generator) -> dict[str, dict[str, Any]]:
     common: dict[str, Any] = {
         **{"num_classes": 3, "lora_rank": 3, "lora_alpha": 7 * odd[0], "learning_rate": 2e-5 * odd[1], "epochs": 2, "max_seq_len": 9},
         **{"log_interval": 3, "accumulation_steps": 2, "warmup_fraction": odd[2], "weight_decay": odd[3] / 3, "schedule": "cosine"},
-        **{"seed": int(rng.integers(2**53, 2**62)), "padding_side": "left", "backend": "torch", "validation_fraction": 0.3 + odd[4] / 1e4},
+        **{
+            "seed": int(rng.integers(2**62, 2**63 - 1)),
+            "padding_side": "left",
+            "backend": "torch",
+            "validation_fraction": 0.3 + odd[4] / 1e4,
+        },
     }
     one = {"batch_size": 2, "gradient_clip_norm": odd[5], "class_weights": [1 / 3, 1e-7 * odd[0], math.pi], "quantize_nf4": False}
     two = {"batch_size": 3, "gradient_clip_norm": None, "multi_label": True, "double_quantize": True, "dtype": "bfloat16"}
@@ -87,7 +92,7 @@ def _away(rng: Generator) -> dict[str, dict[str, Any]]:
 def _reach(trial: Trial, name: str, problem: Small, away: Mapping[str, Any]) -> Iterator[Comparison]:
     rng = trial.rng(f"ways {name}")
     ways = {setting: str(rng.choice(["option", "file", "both", "back", "default"], p=[0.3, 0.3, 0.2, 0.1, 0.1])) for setting in away}
-    ways |= dict.fromkeys(("num_classes", "epochs", "class_weights", "multi_label", "double_quantize", "quantize_nf4"), "option")
+    ways |= dict.fromkeys(("num_classes", "epochs", "class_weights", "multi_label", "double_quantize", "quantize_nf4", "seed"), "option")
     ways |= ALPHA[name]
     ways |= {setting: "both" for setting, value in away.items() if value is None}  # none is a value, which comes before a number too
     expected = QLORA | {setting: value for setting, value in away.items() if ways[setting] not in ("back", "default")}

@@ -36,7 +36,7 @@ def validation_samples_are_not_trained_on(trial: Trial) -> list[Comparison]:
     settings hold out: none, their default or the one that is drawn. Both entries to a run are tried.
     """
     rng = trial.rng("split run")
-    fraction, seed = float(rng.choice([0.1, 0.2, 0.25])), int(rng.integers(0, 2**31))
+    fraction, seed = float(rng.choice([0.1, 0.2, 0.25])), int(rng.integers(2**32, 2**63 - 1))
     used = {"validation_fraction": fraction}
     unused: list[dict[str, Any]] = [{"validation_fraction": 0.0, "early_stop_patience": EPOCHS}, [{}, used][trial.seed % 2]]
     own, other = _rows(rng, "rm", int(rng.integers(18, 31))), _rows(rng, "date", int(rng.integers(3, 8)))

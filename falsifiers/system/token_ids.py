@@ -267,14 +267,15 @@ def _of_one_sample(trial: Trial, multi_label: bool) -> Iterator[Comparison]:
 
 
 def _of_many_samples(trial: Trial) -> Iterator[Comparison]:
-    """Statistics of more samples of a class than 16 bits count, of which each has another class too."""
-    labels = np.eye(3, dtype=np.int64)[np.arange(2**16 + int(trial.rng("many").integers(1, 100))) % 2] | [0, 0, 1]
+    """Statistics of more samples of a class than 16 bits count, of which each has another class too; those beyond are the longest."""
+    labels = np.eye(3, dtype=np.int64)[np.arange(2**16 + int(trial.rng("many").integers(1000, 1100))) % 2] | [0, 0, 1]
     with tempfile.TemporaryDirectory() as folder:
         file = CorpusFile(Path(folder) / "corpus.jsonl", 3, True)
-        lines = [json.dumps({"input": "ls", "labels": each}) + "\n" for each in labels[:2].tolist()]
-        file.path.write_text("".join(lines[number % 2] for number in range(len(labels))))
+        lines = [json.dumps({"input": text, "labels": each}) + "\n" for text in ("ls", "ls -la") for each in labels[:2].tolist()]
+        file.path.write_text("".join(lines[number % 2 + 2 * (number >= 2**16)] for number in range(len(labels))))
         found = trial.corpora.read(file, Tokenizing(None, 8))
-    yield from _statistics("many samples", found.statistics, np.full(len(labels), 2), labels, 8)
+    lengths = np.where(np.arange(len(labels)) < 2**16, 2, 6)
+    yield from _statistics("many samples", found.statistics, lengths, labels, 8)
 
 
 def _statistics(prefix: str, found: Mapping[str, Any], lengths: Array, multi_hot: Array, limit: int) -> list[Comparison]:
