@@ -356,12 +356,12 @@ def texts_by_every_door(trial: Trial) -> Iterator[Comparison]:
     """Texts from a corpus, from a file by line, from standard input, from the command line and by the library have the same answers.
 
     They have white space at either end, other line ends inside or before the end, or nothing at all; lines end by LF or CRLF, the last one
-    perhaps by none.
-    All answers are the reference's.
+    perhaps by none. Some stand there twice, beside each other and apart. All answers are the reference's.
     """
     rng = trial.rng("doors")
     with _trained(trial, "doors", {"num_classes": 4, "learning_rate": 0.5}) as (problem, run):
-        texts = ["rm\r", *texts_of(rng, len(ODD) + 2), "ls\r"]
+        drawn = texts_of(rng, len(ODD) + 2)
+        texts = ["rm\r", drawn[0], *drawn, *drawn[:2], "ls\r"]
         labels = problem.labels(rng, len(texts))
         ends = ["\r\n", *(str(end) for end in rng.choice(["\n", "\r\n"], len(texts) - 2)), "\r\n"]
         content = "".join(text + end for text, end in zip(texts, ends, strict=True)).encode()
