@@ -293,6 +293,25 @@ def graphs_have_pools_of_their_own(capture: Step, self: Any, *given: Any) -> Any
     return capture(self, *given)
 
 
+def _ended_by_any_thread(begin: Step) -> Step:
+    """A beginning of captures in torch's default mode."""
+    return lambda *given, **options: begin(*given, **options | {"capture_error_mode": "global"})
+
+
+@wrong_step("impl.fused.step:FusedTrainer._capture")
+def captures_of_steps_end_by_any_thread(capture: Step, self: Any, *given: Any) -> Any:
+    """What another thread does on a GPU meanwhile ends the capture of a step."""
+    with mock.patch.object(torch.cuda, "graph", _ended_by_any_thread(torch.cuda.graph)):
+        return capture(self, *given)
+
+
+@wrong_step("impl.fused.products:_captured")
+def captures_of_products_end_by_any_thread(captured: Step, *given: Any) -> Any:
+    """What another thread does on a GPU meanwhile ends the capture of a product that is timed."""
+    with mock.patch.object(torch.cuda.CUDAGraph, "capture_begin", _ended_by_any_thread(torch.cuda.CUDAGraph.capture_begin)):
+        return captured(*given)
+
+
 @wrong_step("impl.fused.model:FusedClassifier._forward")
 def graphs_hold_activations(forward: Step, self: Any, *given: Any) -> Any:
     """Each number of tokens holds on to the activations of its captured pass."""

@@ -41,7 +41,8 @@ class OnCards:
     """Trainers worked on a card that was not the current one: `done` are the kinds of their deeds, `elsewhere` those for another card.
 
     `pools` are those in which the memory of the graphs lies that a trainer keeps, `sizes` the distinct amounts of it, in bytes, that graphs
-    hold on to; `gone` is what was read after it was freed.
+    hold on to; `gone` is what was read after it was freed. `modes` say which threads' calls may end a capture: those of all where it is
+    `global`, else those of the one that captures at most.
     """
 
     done: frozenset[str]
@@ -49,6 +50,7 @@ class OnCards:
     pools: int
     sizes: int
     gone: tuple[str, ...]
+    modes: frozenset[str]
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class Cards(TorchFunctionMode):
     """Inside the block every tensor with a content says that it is on the card `used`; the current card is `current`.
 
     `done` counts what was done (launches, captures, streams, …) by the device for which it was done, `gone` names what was read after it
-    was freed. `graphs` are those that live. `owners` says of memory for which card it was read first.
+    was freed, `modes` are those of captures. `graphs` are those that live. `owners` says of memory for which card it was read first.
     """
 
     def __init__(self, used: int, current: int, owners: dict[StorageWeakRef, torch.device]) -> None:
@@ -39,6 +39,7 @@ class Cards(TorchFunctionMode):
         self.used, self.current = torch.device("cuda", used), torch.device("cuda", current)
         self.done: Counter[tuple[str, str]] = Counter()
         self.gone: list[str] = []
+        self.modes: set[str] = set()
         self.graphs: WeakSet[Any] = WeakSet()
         self.captures: list[Touched] = []
         self._owners = owners
@@ -124,10 +125,10 @@ class Cards(TorchFunctionMode):
             self._streams[stream.device] = before
 
     @contextmanager
-    def captured(self, graph: Any, pool: Any = None, stream: Any = None, **_: Any) -> Iterator[None]:
+    def captured(self, graph: Any, pool: Any = None, stream: Any = None, capture_error_mode: str = "global") -> Iterator[None]:
         """As torch.cuda.graph."""
         with self.on_stream(stream or self.stream_of()):
-            graph.capture_begin(pool)
+            graph.capture_begin(pool, capture_error_mode)
             try:
                 yield
             finally:
@@ -195,8 +196,9 @@ class Graph:
         self._reads = Touched()
         _cards().graphs.add(self)
 
-    def capture_begin(self, pool: Any = None, **_: Any) -> None:
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
         """On the current stream."""
+        _cards().modes.add(capture_error_mode)
         self._pool = pool or (0, id(self))
         _cards().note("captures")
         _cards().captures.append(self._reads)
