@@ -1,9 +1,14 @@
-"""The one way from a model to an operation: named calls that can be recorded and replaced."""
+"""The one way from a model to an operation: named calls that can be recorded and replaced.
+
+The blocks below hold for all threads, since a GPU's backward pass computes in one of its own. Those of several threads may overlap where
+they are `scope`s, which every step is in; of the others each puts back what it found, and one thread at a time may be in them.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import torch
@@ -54,6 +59,8 @@ _replacements: Mapping[str, Callable[..., Any]] = {}
 _calls: list[Call] | None = None
 _around: Around | None = None
 _prefix = ""
+_scopes: tuple[list[str], ...] = ()
+_lock = Lock()
 _backend = "auto"
 
 
@@ -114,13 +121,20 @@ def wrapping(around: Around) -> Iterator[None]:
 
 @contextmanager
 def scope(name: str) -> Iterator[None]:
-    """Puts `name.` before the path of every call recorded inside the block."""
-    global _prefix
-    before, _prefix = _prefix, f"{_prefix}{name}."
+    """Puts `name.` before the path of every call recorded inside the block, which may end after one that began later in another thread."""
+    own = [name]
+    _rename(lambda scopes: (*scopes, own))
     try:
         yield
     finally:
-        _prefix = before
+        _rename(lambda scopes: tuple(each for each in scopes if each is not own))
+
+
+def _rename(change: Callable[[tuple[list[str], ...]], tuple[list[str], ...]]) -> None:
+    global _scopes, _prefix
+    with _lock:
+        _scopes = change(_scopes)
+        _prefix = "".join(f"{name}." for (name,) in _scopes)
 
 
 @contextmanager

@@ -5,11 +5,13 @@ A captured CUDA graph cannot wait: a capturing caller validates its batch before
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 
 import torch
 from torch import Tensor
 
 _enabled = True
+_lock, _blocks = Lock(), 0
 
 
 class NonFiniteError(ValueError, FloatingPointError):
@@ -18,13 +20,22 @@ class NonFiniteError(ValueError, FloatingPointError):
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """Leaves out the checks of values inside the block, for a caller that has made them itself (CUDA graph capture)."""
-    global _enabled
-    before, _enabled = _enabled, False
+    """Leaves out the checks of values inside the block, for a caller that has made them itself (CUDA graph capture).
+
+    For all threads; where blocks of several overlap, until the last of them ends.
+    """
+    _count(1)
     try:
         yield
     finally:
-        _enabled = before
+        _count(-1)
+
+
+def _count(more: int) -> None:
+    global _enabled, _blocks
+    with _lock:
+        _blocks += more
+        _enabled = not _blocks
 
 
 def enabled() -> bool:

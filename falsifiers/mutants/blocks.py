@@ -105,12 +105,36 @@ def scope_of_the_innermost_alone(scope: Step, name: str) -> Iterator[None]:
     """Inside two scopes calls have the name of the inner one alone."""
     from blackswan.impl import dispatch
 
-    before, dispatch._prefix = dispatch._prefix, ""
+    before, dispatch._scopes = dispatch._scopes, ()
     try:
         with scope(name):
             yield
     finally:
-        dispatch._prefix = before
+        dispatch._scopes = before
+
+
+@wrong_step("impl.dispatch:scope")
+@contextmanager
+def scope_puts_back_what_it_found(scope: Step, name: str) -> Iterator[None]:
+    """A name that another thread gave meanwhile is lost, or stays for good."""
+    from blackswan.impl import dispatch
+
+    before = dispatch._scopes, dispatch._prefix
+    with scope(name):
+        yield
+    dispatch._scopes, dispatch._prefix = before
+
+
+@wrong_step("impl.validation:unchecked")
+@contextmanager
+def checks_are_as_they_were_found(unchecked: Step) -> Iterator[None]:
+    """Where two threads leave checks out, the one that began first lets the other check, and that one leaves them out for good."""
+    from blackswan.impl import validation
+
+    before = validation._enabled, validation._blocks
+    with unchecked():
+        yield
+    validation._enabled, validation._blocks = before
 
 
 @wrong_step("impl.allocations:Allocations.part")

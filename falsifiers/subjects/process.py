@@ -20,8 +20,8 @@ import torch
 from blackswan.falsifiers.subjects.shared import Setting, difference, process_settings, torch_settings
 
 SWITCHES = {
-    "blackswan.impl.dispatch": ("_replacements", "_calls", "_around", "_prefix", "_backend"),
-    "blackswan.impl.validation": ("_enabled",),
+    "blackswan.impl.dispatch": ("_replacements", "_calls", "_around", "_prefix", "_scopes", "_backend"),
+    "blackswan.impl.validation": ("_enabled", "_blocks"),
 }
 """Names of a module that hold for a block of a program, and which every call of the program asks."""
 PATIENCE = 5.0

@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 NUMBERS, TURNS, DEEPEST = 3, 12, 4
 ADDING = ("replaced", "scope")
 """Kinds of block that add to what holds around them; of the others the innermost one holds alone."""
+OVERLAPPING = ("scope", "unchecked")
+"""Kinds of block that every step of a trainer is in, of which two may make steps in two threads."""
 WITHOUT_EFFECT = {("backend", 2)}
 """What a program finds without any block: the backend `auto`."""
 
 
 def innermost_holds(trial: Trial) -> Iterator[Comparison]:
     """Blocks of each kind are entered and left at random, by an error and without: what a program sees there is what the innermost one
-    says, or adds to the others, as it did by itself, and a thread that begins there sees it too; and outside of all it is what it was
+    says, or adds to the others, as it did by itself, and a thread that begins there sees it too, and so does the one of two whose other has
+    ended though it began first; and outside of all it is what it was
     before. So is torch's compiler, which another function stands for while a library is imported, where that succeeds and where not, and
     the backend, which an estimate chooses for itself."""
     yield from same("torch's compiler after an import", {"there": True, "missing": True}, trial.devices.compilers_after_imports())
@@ -36,6 +39,8 @@ def innermost_holds(trial: Trial) -> Iterator[Comparison]:
             none = block.seen()
             alone = {number: _entered(block, number, bool(rng.integers(2))) for number in range(NUMBERS)}
             yield from same(f"{kind}: in a thread that begins in a block", alone[1], _entered(block, 1, False, beside=True))
+            if kind in OVERLAPPING:
+                yield from same(f"{kind}: when the first of two has ended, and both", [alone[1], none], _overlapping(block))
             without = [number for number, seen in alone.items() if seen == none and (kind, number) not in WITHOUT_EFFECT]
             yield from same(f"{kind}: blocks without effect", [], without)
             with closing(_walk(block, rng)) as walk:
@@ -48,6 +53,15 @@ def _entered(block: "Block", number: int, failing: bool, beside: bool = False) -
     seen = block.seen_beside() if beside else block.seen()
     block.leave(failing)
     return seen
+
+
+def _overlapping(block: "Block") -> list[dict[str, Any]]:
+    block.enter(0)
+    block.enter(1)
+    block.leave_the_first()
+    within = block.seen()
+    block.leave(False)
+    return [within, block.seen()]
 
 
 def _walk(block: "Block", rng: Generator) -> Generating[tuple[list[int], dict[str, Any]], None, None]:

@@ -75,6 +75,9 @@ class FusedTrainer(Trainer):
     device, unless other class weights are set.
     Accumulated batches, and those of several workers, have a graph for their gradient and make the step as `Trainer` does.
     `longest` is the most tokens that a sample may have.
+
+    On a GPU two such trainers must not step at one time in two threads: what they capture goes through one stream (`impl.fused.side`).
+    Other threads may use the GPU meanwhile.
     """
 
     def __init__(self, classifier: Classifier, *, longest: int, **settings: Any) -> None:

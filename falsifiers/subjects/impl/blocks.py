@@ -43,6 +43,11 @@ class Block(Session):
         self._open.pop()[1].__exit__(*(type(error), error, None) if failing else (None, None, None))
         self._taken_over += sum(self._recorded()) - sum(before[:-1])
 
+    def leave_the_first(self) -> None:
+        """Leaves the block that was entered first, as a thread may that is done before another one."""
+        self._open.append(self._open.pop(0))
+        self.leave(False)
+
     def seen(self) -> dict[str, Any]:
         """What a program sees where it is."""
         look: Callable[[], dict[str, Any]] = getattr(self, f"_see_{self._kind}")
