@@ -312,6 +312,45 @@ def captures_of_products_end_by_any_thread(captured: Step, *given: Any) -> Any:
         return captured(*given)
 
 
+def _without_waits_of(stream: Any) -> Any:
+    """Inside the block that stream waits for no other one."""
+    usual = torch.cuda.Stream.wait_stream
+
+    def wait(self: Any, other: Any) -> None:
+        if self is not stream:
+            usual(self, other)
+
+    return mock.patch.object(torch.cuda.Stream, "wait_stream", wait)
+
+
+@wrong_step("impl.fused.step:FusedTrainer._capture")
+def captures_begin_before_their_batch_is_there(capture: Step, self: Any, *given: Any) -> Any:
+    """The stream that is captured warms up on a batch that the current one may not have packed yet."""
+    from blackswan.impl.fused.side import captured_stream
+
+    with _without_waits_of(captured_stream(self._masters.device)):
+        return capture(self, *given)
+
+
+@wrong_step("impl.fused.side:SideStream.run")
+def work_beside_begins_at_once(run: Step, self: Any, *given: Any) -> Any:
+    """Work beside the products does not wait for what it reads."""
+    with _without_waits_of(self._stream):
+        return run(self, *given)
+
+
+@wrong_step("impl.fused.side:SideStream.run")
+def work_beside_is_read_at_once(run: Step, self: Any, *given: Any) -> Any:
+    """The result of work beside the products is read without a wait."""
+    found = run(self, *given)
+
+    def early() -> Any:
+        with mock.patch.object(torch.cuda.Stream, "wait_event"):
+            return found()
+
+    return early
+
+
 @wrong_step("impl.fused.model:FusedClassifier._forward")
 def graphs_hold_activations(forward: Step, self: Any, *given: Any) -> Any:
     """Each number of tokens holds on to the activations of its captured pass."""

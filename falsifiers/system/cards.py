@@ -15,6 +15,7 @@ DONE = {"captures", "events", "handles", "launches", "memory", "products", "stre
 def cards_are_kept_apart(trial: Trial) -> list[Comparison]:
     """All that steps do is for the card of their tensors, their graphs share a pool and hold as little of it for many tokens as for
     few, and nothing that these read goes before they do. No capture ends by what another thread does meanwhile.
+    Streams wait for what they read or write over of each other's work.
 
     In bfloat16, whose products are tuned, and NF4; on batches of several lengths, the longest at first or not.
     """
@@ -31,5 +32,6 @@ def cards_are_kept_apart(trial: Trial) -> list[Comparison]:
         *same("pools of graphs", 1, found.pools),
         value_at_most("sizes of what graphs hold, beside one of steps and one of gradients", max(0, found.sizes - 2), 0),
         *same("captures that calls of any thread end", False, "global" in found.modes),
+        *same("what does not wait for another stream", (), found.races),
         *(each for name in gone for each in same(f"{name}: read after it was freed", (), found.gone)),
     ]

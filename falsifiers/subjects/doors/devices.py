@@ -42,7 +42,7 @@ class OnCards:
 
     `pools` are those in which the memory of the graphs lies that a trainer keeps, `sizes` the distinct amounts of it, in bytes, that graphs
     hold on to; `gone` is what was read after it was freed. `modes` say which threads' calls may end a capture: those of all where it is
-    `global`, else those of the one that captures at most.
+    `global`, else those of the one that captures at most; `races` tell what did not wait for another stream that it depends on.
     """
 
     done: frozenset[str]
@@ -51,6 +51,7 @@ class OnCards:
     sizes: int
     gone: tuple[str, ...]
     modes: frozenset[str]
+    races: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
 from blackswan.falsifiers.subjects.impl.feigned_library import Library
+from blackswan.falsifiers.subjects.impl.feigned_order import Accesses, Line, Watched, written_by
 from blackswan.falsifiers.subjects.impl.late import Touched, storages_of
 from blackswan.impl.fused import cublaslt
 
@@ -31,7 +32,8 @@ class Cards(TorchFunctionMode):
     """Inside the block every tensor with a content says that it is on the card `used`; the current card is `current`.
 
     `done` counts what was done (launches, captures, streams, …) by the device for which it was done, `gone` names what was read after it
-    was freed, `modes` are those of captures. `graphs` are those that live. `owners` says of memory for which card it was read first.
+    was freed, `modes` are those of captures, and `accesses` says what did not wait for another stream. `graphs` are those that live.
+    `owners` says of memory for which card it was read first.
     """
 
     def __init__(self, used: int, current: int, owners: dict[StorageWeakRef, torch.device]) -> None:
@@ -40,6 +42,7 @@ class Cards(TorchFunctionMode):
         self.done: Counter[tuple[str, str]] = Counter()
         self.gone: list[str] = []
         self.modes: set[str] = set()
+        self.accesses, self.filling = Accesses(), False
         self.graphs: WeakSet[Any] = WeakSet()
         self.captures: list[Touched] = []
         self._owners = owners
@@ -58,7 +61,15 @@ class Cards(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         options = {key: self._placed(value) for key, value in (kwargs or {}).items()}
         result = func(*map(self._placed, args), **options)
-        return result.zero_() if name in _EMPTY and not result.is_meta else result
+        return self._filled(result) if name in _EMPTY and not result.is_meta else result
+
+    def _filled(self, value: Tensor) -> Tensor:
+        """Zeros, by no deed of the program."""
+        self.filling = True
+        try:
+            return value.zero_()
+        finally:
+            self.filling = False
 
     def _placed(self, value: Any) -> Any:
         if not str(value if isinstance(value, torch.device | str) else "").startswith("cuda"):
@@ -92,13 +103,21 @@ class Cards(TorchFunctionMode):
 
     def read(self, name: str, *values: Tensor | int) -> None:
         """Tensors, or addresses, that something reads or writes to beside torch's operations."""
-        found = {list(self._owners)[(each >> _OFFSETS) - 1] for each in values if isinstance(each, int)}
-        for storage in storages_of(values) | found:
+        for storage in self.stored(*values):
             self.note("memory", self._owners.setdefault(storage, self.used))
             if storage.expired():  # type: ignore[no-untyped-call]  # torch
                 self.gone.append(name)
             for capture in self.captures:
                 capture.inputs.setdefault(storage, name)
+
+    def stored(self, *values: Tensor | int) -> set[StorageWeakRef]:
+        """The memory of tensors, or at addresses."""
+        return storages_of(values) | {list(self._owners)[(each >> _OFFSETS) - 1] for each in values if isinstance(each, int)}
+
+    @property
+    def own(self) -> Any:
+        """The current stream of the card `used`."""
+        return self.stream_of(self.used)
 
     def stream_of(self, device: Any = None) -> Any:
         """The current stream of a device."""
@@ -127,6 +146,7 @@ class Cards(TorchFunctionMode):
     @contextmanager
     def captured(self, graph: Any, pool: Any = None, stream: Any = None, capture_error_mode: str = "global") -> Iterator[None]:
         """As torch.cuda.graph."""
+        self.accesses.done()  # as torch does
         with self.on_stream(stream or self.stream_of()):
             graph.capture_begin(pool, capture_error_mode)
             try:
@@ -139,31 +159,38 @@ class Cards(TorchFunctionMode):
 
         def launched(*arguments: Any, **_: Any) -> None:
             self.note("launches")
-            self.read(kernel.fn.__name__, *(each for each in arguments if isinstance(each, Tensor)))
+            given = {name: each for name, each in zip(kernel.arg_names, arguments, strict=False) if isinstance(each, Tensor)}
+            self.read(kernel.fn.__name__, *given.values())
+            written = storages_of([each for name, each in given.items() if name in written_by(kernel.fn)])
+            self.accesses.take(self.own, kernel.fn.__name__, storages_of(list(given.values())) - written, written)
 
         return launched
 
 
-class Stream:
+class Stream(Line):
     """One of a device, by default of the current one. What waits for it, or that it waits for, is noted."""
 
     def __init__(self, device: Any = None, priority: int = 0) -> None:
         del priority
+        super().__init__()
         self.device = _cards().named(device)
         self.cuda_stream = id(self)
 
     def wait_stream(self, stream: "Stream") -> None:
         """Notes both."""
+        self.follow(stream.reached())
         _cards().note("streams waited for", stream.device)
         _cards().note("streams that wait", self.device)
 
     def wait_event(self, event: "Event") -> None:
         """Notes both."""
+        self.follow(event.reached)
         _cards().note("events", event.device)
         _cards().note("streams that wait", self.device)
 
     def synchronize(self) -> None:
-        """All is done."""
+        """All that it was given is done."""
+        _cards().accesses.done(self.reached())
 
 
 class Event:
@@ -172,11 +199,12 @@ class Event:
     _TIMES = itertools.count(1)
 
     def __init__(self, **_: Any) -> None:
-        self.device = _cards().current
+        self.device, self.reached = _cards().current, dict[Line, int]()
 
     def record(self, stream: Stream | None = None) -> None:
         """On that stream, or the current one."""
-        self.device = (stream or _cards().stream_of()).device
+        own = stream or _cards().stream_of()
+        self.device, self.reached = own.device, own.reached()
         _cards().note("events", self.device)
 
     def elapsed_time(self, other: "Event") -> float:
@@ -185,7 +213,8 @@ class Event:
         return 1.0 / next(self._TIMES)
 
     def synchronize(self) -> None:
-        """All is done."""
+        """All before it is done."""
+        _cards().accesses.done(self.reached)
 
 
 class Graph:
@@ -208,6 +237,7 @@ class Graph:
         """What was made meanwhile is the pool's, whoever holds it."""
         self._reads.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch
         _cards().captures.remove(self._reads)
+        _cards().accesses.captured(_cards().own)
 
     def pool(self) -> Any:
         """What says which pool it is."""
@@ -219,7 +249,8 @@ class Graph:
         return sum(storage.nbytes() for storage in living if storage is not None)
 
     def replay(self) -> None:
-        """Looks for what it reads."""
+        """Looks for what it reads, and writes over what it made."""
+        _cards().accesses.take(_cards().own, "a graph", (), {*self._reads.inputs, *self._reads.outputs})
         for storage, name in self._reads.inputs.items():
             if storage not in self._reads.outputs and storage.expired():  # type: ignore[no-untyped-call]  # torch
                 _cards().gone.append(f"replayed {name}")
@@ -257,7 +288,7 @@ def feigned(cards: Cards) -> Iterator[None]:
         "current_stream": cards.stream_of,
         "default_stream": Stream,
         "current_device": lambda: cards.current.index,
-        "synchronize": lambda *_: None,
+        "synchronize": lambda *_: cards.accesses.done(),
     }
     with ExitStack() as patched:
         for name, stand_in in places.items():
@@ -269,4 +300,5 @@ def feigned(cards: Cards) -> Iterator[None]:
         patched.callback(_entered.pop)
         patched.enter_context(mock.patch.object(torch.autograd, "_engine_run_backward", cards.inside(_BACKWARD)))
         patched.enter_context(cards)
+        patched.enter_context(Watched(cards))
         yield

@@ -59,6 +59,9 @@ class Library:
         addresses = {"a": a, "b": b, "y": y, "result": into, "workspace": workspace}
         for name, address in addresses.items():
             cards.read(f"{name} of a product", address.value)
-        if product.value in self._biases:
-            cards.read("bias of a product", self._biases[product.value])
+        bias = [self._biases[product.value]] if product.value in self._biases else []
+        for address in bias:
+            cards.read("bias of a product", address)
+        written = cards.stored(y.value, into.value, workspace.value)
+        cards.accesses.take(cards.own, "a product", cards.stored(a.value, b.value, *bias) - written, written)
         return 0

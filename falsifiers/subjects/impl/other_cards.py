@@ -37,7 +37,8 @@ def on_cards(work: Workload, weights: Mapping[str, Array], lengths: Sequence[int
             pools, kept = len({graph.pool() for graph in here.graphs}), {graph.kept() for graph in here.graphs}
     elsewhere = [f"{what} for {device}" for each in (here, other) for what, device in each.done if device != str(each.used)]
     done, gone = frozenset(what for what, _ in here.done), tuple(sorted({*here.gone, *other.gone}))
-    return OnCards(done, tuple(elsewhere), pools, len(kept), gone, frozenset(here.modes | other.modes))
+    races = tuple(sorted({*here.accesses.races, *other.accesses.races}))
+    return OnCards(done, tuple(elsewhere), pools, len(kept), gone, frozenset(here.modes | other.modes), races)
 
 
 def _trainer(kind: type[Trainer], work: Workload, weights: Mapping[str, Array], place: torch.device) -> Trainer:
