@@ -67,8 +67,8 @@ class Trainer:
     of all, so that every worker makes the same step. An error of one worker in `train_batch` or `apply` is raised on all.
 
     Several trainers of a process, each with its own classifier, may make their steps in as many threads, and each leaves what it leaves
-    alone; not while another thread estimates memory or is in a block of `impl.dispatch` other than `scope`, which would take their calls for
-    its own.
+    alone; not while another thread estimates memory or is in a block of `impl.dispatch` other than `scope`, which would take their calls
+    for its own.
 
     Raises a ValueError for a max_norm that is not above 0, and for class weights that are not one positive number a class.
     """
