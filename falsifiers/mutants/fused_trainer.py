@@ -130,6 +130,28 @@ def layers_weigh_classes_as_at_first(weigh: Step, self: Any) -> None:
         weigh(self)
 
 
+@wrong_step("impl.fused.model:FusedClassifier.__init__")
+def layers_copy_class_weights(
+    init: Step, self: Any, classifier: Any, longest: int, class_weights: Any = None, multi_label: bool = False
+) -> None:
+    """What is written to the class weights that a trainer began with is passed over."""
+    init(self, classifier, longest, None if class_weights is None else class_weights.clone(), multi_label)
+
+
+@wrong_step("impl.fused.step:FusedTrainer.train_batch")
+def layers_decay_as_at_first(train_batch: Step, self: Any, batch: Any) -> Any:
+    """A weight decay that is set later is passed over."""
+    with patch.object(self.optimiser, "weight_decay", self.__dict__.setdefault("_first_decay", self.optimiser.weight_decay)):
+        return train_batch(self, batch)
+
+
+@wrong_step("impl.fused.layer:FusedLayer.__init__")
+def layers_norm_by_weights_as_they_lie(init: Step, self: Any, layer: Any, *given: Any) -> None:
+    """A norm's weight between whose numbers others lie, as a part of a caller's table, is refused by the kernels."""
+    init(self, layer, *given)
+    self.norm = layer.input_layernorm.weight
+
+
 @wrong_step("impl.fused.step:FusedTrainer._weigh")
 def layers_take_the_first_weights_unseen(weigh: Step, self: Any) -> None:
     """Class weights that are set before the first step are not checked."""

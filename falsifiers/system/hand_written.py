@@ -30,8 +30,10 @@ CALLS = (
 )
 """Calls of a trainer with so many samples, of which three are computed at a time; the last one evaluates."""
 RATE_SET = 5
-"""Number of the call before which rate, largest norm and class weights are set by hand and parameters get other memory, when a step has
-been captured and, where nothing moves, no state was loaded."""
+"""Number of the call before which rate, decay, largest norm and class weights are set by hand and parameters get other memory, when a step
+has been captured and, where nothing moves, no state was loaded."""
+WEIGHTS_WRITTEN = (3, 6)
+"""Numbers of the calls before which class weights are written to, those of the first call and those that were set."""
 MANY = 6
 """Micro-batches of a call, more than the four whose gradients are held side by side."""
 LONG = 300
@@ -200,10 +202,16 @@ def _followed(
     right, tried = (trial.devices.steps(replace(work, backend=each), weights, settings, plain) for each in ("torch", "fused"))
     if settings["multi_label"]:  # before the first step too
         yield _refuses_weights(trial, tried, work.classes, _batch(trial.rng("weights of classes"), work, 2, several=True))
+    decay = settings["weight_decay"]
     for number, (name, samples) in enumerate(calls):
         batch = _batch(rng, work, samples, settings["multi_label"], LENGTHS[number > 0])
-        if number == RATE_SET:
+        if number in WEIGHTS_WRITTEN:
             for each in (right, tried):
+                each.write_class_weights(1.5)
+        if number == RATE_SET:
+            decay /= 4
+            for each in (right, tried):
+                each.set_decay(decay)
                 each.set_rate(0.004)
                 each.set_norm(settings["max_norm"] / 512)
                 each.set_class_weights(_others(settings))
@@ -213,7 +221,7 @@ def _followed(
         yield from (trial.near(f"{label}: {key}", value, answer[key]) for key, value in said.items())
         state, found = right.state(), tried.state()
         yield from _near_states(trial, label, state, found, moving=settings["max_norm"] != MOTIONLESS)
-        yield from _moved(trial, label, before, found, settings["weight_decay"])
+        yield from _moved(trial, label, before, found, decay)
         if settings["max_norm"] != MOTIONLESS and name != "accumulate":
             other = _another(rng, state)  # one for both, for where a gradient is noise Adam moves a parameter by all of the rate
             for each in (right, tried):

@@ -75,7 +75,8 @@ class FusedLayer:
         self.config, self._side = config, shared.side
         made = [FusedLinear(group, factors, buffer, shared, dtype) for group, buffer in zip(groups(layer), BUFFERS, strict=True)]
         self.qkv, self.o, self.gate_up, self.down = made
-        self.norm, self.middle_norm = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+        # Kernels read memory in order; what the caller's tensors are parts of may lie between their numbers.
+        self.norm, self.middle_norm = (norm.weight.contiguous() for norm in (layer.input_layernorm, layer.post_attention_layernorm))
         self.head_norms = _head_norms(layer, config)
 
     def products(self) -> list[FusedLinear]:

@@ -40,7 +40,7 @@ class FusedClassifier:
         body, config = classifier.model, classifier.config
         blocks = cast(Sequence[Layer], body.layers)
         self.classifier, self.longest, self.class_weights, self.multi_label = classifier, longest, class_weights, multi_label
-        self.embedding, self.norm, self.eps = cast(Tensor, body.embed_tokens.weight), body.norm.weight, config.eps
+        self.embedding, self.norm, self.eps = cast(Tensor, body.embed_tokens.weight), body.norm.weight.contiguous(), config.eps
         dtype, device = self.embedding.dtype, self.embedding.device
         joined = [group for layer in blocks for group in groups(layer)]
         self.factors = Factors(trainable_shapes(config, classifier.adaptation), joined, dtype, device)

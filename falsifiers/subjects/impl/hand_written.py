@@ -36,10 +36,14 @@ from blackswan.reference.table import Array
 
 
 def _in_one_buffer(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors as parts of one vector, in the reverse order of their names, as a program may hold a whole model."""
+    """The tensors as parts of one vector, in the reverse order of their names, as a program may hold a whole model.
+
+    Each number of a vector, and each row of a matrix, alternates with others.
+    """
     names = sorted(tensors, reverse=True)
-    parts = torch.split(torch.cat([tensors[name].reshape(-1) for name in names]), [tensors[name].numel() for name in names])
-    return {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
+    doubled = {name: torch.stack([tensors[name]] * 2, dim=1) for name in names}
+    parts = torch.split(torch.cat([doubled[name].reshape(-1) for name in names]), [doubled[name].numel() for name in names])
+    return {name: part.view(doubled[name].shape)[:, 0] for name, part in zip(names, parts, strict=True)}
 
 
 def _among_others(value: Tensor) -> Tensor:
@@ -130,6 +134,15 @@ class Steps(Session):
     def set_class_weights(self, weights: Sequence[float] | None) -> None:
         """The weights of the classes in the next steps, or none."""
         self._trainer.class_weights = None if weights is None else torch.tensor(weights, device=self._place)
+
+    def write_class_weights(self, factor: float) -> None:
+        """Multiplies the weights of the classes, if there are any, where they are."""
+        if self._trainer.class_weights is not None:
+            self._trainer.class_weights *= factor
+
+    def set_decay(self, decay: float) -> None:
+        """The weight decay of the next steps."""
+        self._trainer.optimiser.weight_decay = decay
 
     def move_elsewhere(self) -> None:
         """Gives each trained tensor but the first memory of its own."""
