@@ -300,6 +300,8 @@ class Trainer:
         ids, mask, labels, classes = batch.input_ids, batch.mask, batch.labels, self.classifier.adaptation.classes
         if ids.ndim != 2 or ids.shape != mask.shape or not ids.shape[1]:
             raise ValueError(f"input_ids {list(ids.shape)} and mask {list(mask.shape)}: expected one shape [batch, seq], and not empty")
+        if mask.dtype != torch.bool:
+            raise ValueError(f"mask is {mask.dtype}: expected torch.bool, true at real tokens")
         samples = len(ids)
         shape = (samples, classes) if self.multi_label else (samples,)
         if labels.is_floating_point() != self.multi_label or labels.shape != shape:

@@ -152,6 +152,12 @@ def layers_norm_by_weights_as_they_lie(init: Step, self: Any, layer: Any, *given
     self.norm = layer.input_layernorm.weight
 
 
+@wrong_step("impl.trainer:Trainer._require_batch")
+def layers_take_masks_of_whole_numbers(require: Step, self: Any, batch: Any) -> None:
+    """A mask of whole numbers is taken, of which each counts as so many tokens."""
+    require(self, replace(batch, mask=batch.mask.bool()))
+
+
 @wrong_step("impl.fused.step:FusedTrainer._weigh")
 def layers_take_the_first_weights_unseen(weigh: Step, self: Any) -> None:
     """Class weights that are set before the first step are not checked."""

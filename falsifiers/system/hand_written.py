@@ -310,6 +310,7 @@ def _refused(trial: Trial, rng: Generator, work: Workload, tried: "Steps", sever
         "a token that is none": ((np.full_like(ids, work.vocab), mask, labels), "input_ids"),
         "a padding that is no token": (padded, "input_ids"),
         "a label that is none": ((ids, mask, wrong), "label"),
+        "a mask of whole numbers": ((ids, mask.astype(np.int64), labels), "mask is torch.int64"),
         "a sample that is too long": ((np.tile(ids, 2), np.tile(np.ones_like(mask), 2), labels), rf"\b{long} tokens"),
         "fewer labels than samples": ((ids, mask, labels[:1]), "labels"),
         "labels of another kind": ((ids, mask, labels.argmax(1) if several else np.eye(work.classes, dtype=np.float32)[labels]), "labels"),
