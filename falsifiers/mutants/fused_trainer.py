@@ -152,6 +152,20 @@ def layers_norm_by_weights_as_they_lie(init: Step, self: Any, layer: Any, *given
     self.norm = layer.input_layernorm.weight
 
 
+@wrong_step("impl.fused.step:FusedTrainer._whole_step")
+def layers_measure_in_16_bits(whole: Step, self: Any, packed: Any) -> Any:
+    """The norm is computed in the dtype of the model."""
+    usual = torch.linalg.vector_norm
+    with patch.object(torch.linalg, "vector_norm", lambda value: usual(value.to(self.model.embedding.dtype)).to(value.dtype)):
+        return whole(self, packed)
+
+
+@wrong_step("impl.fused.step:FusedTrainer._move")
+def layers_move_by_gradients_of_16_bits(move: Step, self: Any, gradient: Any, finite: Any) -> None:
+    """The clipped gradient is rounded to the dtype of the model."""
+    move(self, gradient.to(self.model.embedding.dtype).to(gradient.dtype), finite)
+
+
 @wrong_step("impl.trainer:Trainer._require_batch")
 def layers_take_masks_of_whole_numbers(require: Step, self: Any, batch: Any) -> None:
     """A mask of whole numbers is taken, of which each counts as so many tokens."""

@@ -110,7 +110,26 @@ def _single_steps(trial: Trial) -> Iterator[Comparison]:
         steps = trial.devices.steps(of_none, _adapted(drawn(rng, replace(of_none, targets="all")), work.targets), settings)
         ask = partial(steps.call, "train_batch", *_batch(rng, of_none, 2, False))
         yield trial.refuses(f"weights that cannot be joined: {label}", ask, f"{message}.*backend torch", "ValueError")
+    yield from _of_16_bits(trial, rng, narrow_head, settings)
     yield from _unusual_steps(trial)
+
+
+def _of_16_bits(trial: Trial, rng: Generator, work: Workload, settings: Mapping[str, Any]) -> Iterator[Comparison]:
+    """A whole step of a model in 16 bits is one of the gradient that it accumulates, in 32: the norm that it tells, and both moments."""
+    weights, batch = _adapted(drawn(rng, replace(work, targets="all")), work.targets), _batch(rng, work, 2, settings["multi_label"])
+    steps = trial.devices.steps(replace(work, backend="fused"), weights, settings)
+    before = steps.state()
+    steps.call("accumulate", *batch)
+    gradient = steps.gradient().astype(np.float64)
+    steps.load(before)
+    norm = float(np.linalg.norm(gradient))
+    share = float(rng.uniform(0.2, 0.8))
+    steps.set_norm(share * norm)
+    clipped = share * gradient
+    yield trial.near("16 bits: gradient_norm", norm, steps.call("train_batch", *batch)["gradient_norm"])
+    for kind, expected in zip(MOMENTS, (0.1 * clipped, 0.001 * clipped**2), strict=True):
+        found = np.concatenate([value.reshape(-1) for name, value in steps.state().items() if name.startswith(f"{kind}/")])
+        yield trial.near(f"16 bits: {kind}", expected, found)
 
 
 def _unusual_steps(trial: Trial) -> Iterator[Comparison]:

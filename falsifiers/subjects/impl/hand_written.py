@@ -123,6 +123,10 @@ class Steps(Session):
             name: to_numpy(value) for name, value in (held | {name: q.dequantized(torch.float32) for name, q in packed.items()}).items()
         }
 
+    def gradient(self) -> Array:
+        """The mean gradient over the samples that wait."""
+        return to_numpy(self._trainer.gradient_vector())
+
     def set_rate(self, rate: float) -> None:
         """The rate of the next step."""
         self._trainer.learning_rate = rate
