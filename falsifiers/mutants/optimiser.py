@@ -174,5 +174,9 @@ mutants(
         ),
     ),
     schedule_rounds_warmup_down=("W = floor(fraction · total).", edited(("math.ceil(", "math.floor("))),
+    schedule_forgives_a_rounding=(
+        "W is 7 for 0.07 of 100 steps, whose product in float64 is above 7, and 8 in transformers.",
+        edited(("math.ceil(warmup_fraction * total_steps)", "math.ceil(round(warmup_fraction * total_steps, 9))")),
+    ),
     schedule_decay_dropped=("Constant whatever was asked for.", with_arguments(kind=lambda _: "constant")),
 )
