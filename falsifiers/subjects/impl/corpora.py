@@ -33,6 +33,9 @@ BESIDE = 7
 TOGETHER = 0.6
 """Seconds in which two processes read a corpus at once, so that each is stopped in the midst of a read many times."""
 
+PATIENCE = 60.0
+"""Seconds after which a process that reads such a corpus hangs."""
+
 
 class Corpora(Door):
     """Reading corpora, and the plan of an epoch."""
@@ -126,7 +129,8 @@ class Corpora(Door):
         for process in processes:
             process.start()
         for process in processes:
-            process.join()
+            process.join(PATIENCE)
+            process.kill()  # one that hangs has found nothing
         return [wrong[0], wrong[1]]
 
     def epoch_order(self, count: int, seed: int, epoch: int) -> list[int]:
