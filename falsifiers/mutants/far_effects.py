@@ -8,6 +8,7 @@ import resource
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -208,6 +209,28 @@ def run_leaves_a_thread(train: Any, run: Any) -> Any:
     """A thread that looks after the run goes on when it is over."""
     threading.Thread(target=threading.Event().wait, args=(60.0,), name="watch of a run", daemon=True).start()
     return train(run)
+
+
+@wrong_step("impl.fit:_Run.train")
+def run_silences_warnings(train: Any, run: Any) -> Any:
+    """A run silences the warnings of torch, and those of everybody for good."""
+    warnings.simplefilter("ignore")
+    return train(run)
+
+
+@wrong_step("impl.fit:_Run.train")
+def run_stays_on_its_processor(train: Any, run: Any) -> Any:
+    """Workers of one host keep to processors of their own, on which the program stays when the run is over."""
+    processors = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {processors[run.group.rank % len(processors)]})
+    return train(run)
+
+
+@wrong_step("impl.samples:read_samples")
+def corpus_moves_all_temporary_files(read: Any, path: Any, *given: Any, **named: Any) -> Any:
+    """The tokens of a corpus are in /var/tmp, which is a disk where /tmp is memory, and so is whatever the program makes from then on."""
+    tempfile.tempdir = "/var/tmp"  # noqa: S108  a place, to which nothing is written here
+    return read(path, *given, **named)
 
 
 @wrong_step("impl.fit:origin")

@@ -10,6 +10,7 @@ import torch
 
 from blackswan.falsifiers.mutants.changes import without_keyword
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+from blackswan.impl.samples import effective_batches as batches_of
 
 # Batches, order, schedule
 
@@ -145,6 +146,16 @@ def fit_loss_of_zero_is_none(validate: Any, run: Any) -> Any:
     if run.progress.best_loss == 0:
         run.progress = replace(run.progress, best_loss=None)
     return validate(run)
+
+
+@wrong_step("impl.fit:_Run._validate")
+def validation_batches_made_at_once(validate: Any, run: Any) -> Any:
+    """Every batch of a validation is made before the first one is used, for the case that one of them is not finite."""
+    parts = () if run.validation is None else batches_of(range(len(run.validation)), run.config.batch_size)
+    held = [run.validation.batch(part, run.pipeline.tokens, run.pipeline.device) for part in parts]
+    found = validate(run)
+    held.clear()
+    return found
 
 
 wrong_step("impl.fit:_Run._export", name="fit_best_never_replaced", doc="best/ stays what the first epoch wrote.")(

@@ -6,6 +6,9 @@ A setting that was changed is put back where that can be, so that what is asked 
 import gc
 import locale
 import logging
+import multiprocessing
+import os
+import socket
 import sys
 import tempfile
 import threading
@@ -15,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from blackswan.falsifiers.subjects.shared import Setting, difference, process_settings, torch_settings
@@ -72,7 +76,15 @@ def _settings() -> Iterator[tuple[str, Setting]]:
     yield "output and error stream", ((sys.stdout, sys.stderr), _put_back_streams)
     yield "locale", (locale.setlocale(locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL))
     yield "collection of garbage", (gc.isenabled(), lambda on: gc.enable() if on else gc.disable())
-    yield "handlers and level of the log", ((list(logging.root.handlers), logging.root.level), lambda _: None)
+    yield "limits of garbage", (gc.get_threshold(), lambda were: gc.set_threshold(*were))
+    yield "handlers and level of the log", ((list(logging.root.handlers), logging.root.level, logging.root.manager.disable), lambda _: None)
+    yield "folder of temporary files", (tempfile.gettempdir(), partial(setattr, tempfile, "tempdir"))
+    if hasattr(os, "sched_getaffinity"):  # on Linux
+        yield "processors", (os.sched_getaffinity(0), partial(os.sched_setaffinity, 0))
+    yield "priority", (os.getpriority(os.PRIO_PROCESS, 0), partial(os.setpriority, os.PRIO_PROCESS, 0))
+    yield "patience of sockets", (socket.getdefaulttimeout(), socket.setdefaulttimeout)
+    yield "start of processes", (_start_of_processes(), partial(multiprocessing.set_start_method, force=True))
+    yield "how NumPy shows arrays", (np.get_printoptions(), lambda were: np.set_printoptions(**were))
     yield "gradients", ((torch.is_grad_enabled(), torch.is_inference_mode_enabled()), lambda were: torch.set_grad_enabled(were[0]))
     put_back: dict[str, Callable[[Any], object]] = {
         "default dtype": torch.set_default_dtype,
@@ -85,6 +97,11 @@ def _settings() -> Iterator[tuple[str, Setting]]:
     products = torch.backends.cuda.matmul
     put_back |= {f"sums of {dtype} products": partial(setattr, products, switch) for dtype, switch in NARROW.items()}
     yield from ((f"torch's {name}", (value, put_back.get(name, lambda _: None))) for name, value in torch_settings().items())
+
+
+def _start_of_processes() -> str:
+    """How processes start; the system's own way is the first of all, and holds where none was chosen."""
+    return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
 def _still_running(thread: threading.Thread) -> str:

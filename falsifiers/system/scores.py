@@ -65,7 +65,7 @@ def sums_and_bounds_are_exact(trial: Trial) -> Iterator[Comparison]:
     though its probability is rounded to that of another; and a mean is that of its samples.
 
     Logits are the biases of the head. One sample has a loss beside which float32 loses those of the others. A few batches are made ahead
-    of the model, not all of them.
+    of the model, not all of them, in a run's validation too.
     """
     for dtype, smallest in (("bfloat16", 2.0**-9), ("bfloat16", 2.0**-30), ("float32", 2.0**-30)):
         problem = small_run(trial, multi_label=True, dtype=dtype, batch_size=1)
@@ -84,6 +84,8 @@ def sums_and_bounds_are_exact(trial: Trial) -> Iterator[Comparison]:
     mean = math.fsum(own[place] for place in places) / len(places)
     yield value_at_most("share of a mean loss that is lost", abs(pipeline.evaluate(places).loss - mean) / mean, SUMMED)
     yield value_at_most("batches that wait for the model", pipeline.evaluated_ahead([1] * WAITING * 3), WAITING)
+    pipeline = trial.trainer.pipeline(small_run(trial, batch_size=1, epochs=1, warmup_fraction=0.0))
+    yield value_at_most("batches of a validation that wait", pipeline.validated_ahead([1] * WAITING * 3), WAITING)
     yield from _weighed_as_given(trial)
     yield from _counted_beyond_16_bits(trial)
 

@@ -258,6 +258,9 @@ class Pipeline(Protocol):
     def evaluated_ahead(self, places: Sequence[int]) -> int:
         """The most batches of an evaluation that are made and not used yet, where the model takes its time."""
 
+    def validated_ahead(self, places: Sequence[int]) -> int:
+        """The same of the validations of a run on the first sample."""
+
     def predict(self, places: Sequence[int]) -> Array:
         """The classes of the samples as texts of their bytes; of several labels 0 or 1 for each."""
 

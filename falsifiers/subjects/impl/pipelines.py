@@ -2,7 +2,8 @@
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,6 +25,34 @@ from blackswan.reference.table import Array
 
 MOMENT = 0.01
 """Seconds in which a thread makes many small batches."""
+
+
+@contextmanager
+def _waiting() -> Iterator[list[int]]:
+    """How many batches are made and not used yet, at each use; a use begins when no other batch comes for a moment."""
+    make, made, waiting = Samples.batch, list[None](), list[int]()
+
+    def noted(*given: Any, **named: Any) -> Any:
+        found = make(*given, **named)
+        made.append(None)
+        return found
+
+    def using(use: Callable[..., Any]) -> Callable[..., Any]:
+        def used(*given: Any, **named: Any) -> Any:
+            before = -1
+            while (now := len(made)) > before:
+                before = now
+                time.sleep(MOMENT)
+            waiting.append(now - len(waiting))
+            return use(*given, **named)
+
+        return used
+
+    with ExitStack() as patched:
+        patched.enter_context(mock.patch.object(Samples, "batch", noted))
+        for name in ("forward_only", "_accumulate"):
+            patched.enter_context(mock.patch.object(Trainer, name, using(getattr(Trainer, name))))
+        yield waiting
 
 
 class Pipeline(Session):
@@ -98,23 +127,14 @@ class Pipeline(Session):
 
     def evaluated_ahead(self, places: Sequence[int]) -> int:
         """The most batches of an evaluation that wait; the model begins when no other comes for a moment."""
-        make, use, made, waiting = Samples.batch, Trainer.forward_only, list[None](), list[int]()
-
-        def noted(*given: Any) -> Any:
-            found = make(*given)
-            made.append(None)
-            return found
-
-        def taken(*given: Any, **named: Any) -> Any:
-            before = -1
-            while (now := len(made)) > before:
-                before = now
-                time.sleep(MOMENT)
-            waiting.append(now - len(waiting))
-            return use(*given, **named)
-
-        with mock.patch.object(Samples, "batch", noted), mock.patch.object(Trainer, "forward_only", taken):
+        with _waiting() as waiting:
             self._pipeline.evaluate(self._samples.select(places))
+        return max(waiting)
+
+    def validated_ahead(self, places: Sequence[int]) -> int:
+        """The same of the validations of a run on the first sample."""
+        with tempfile.TemporaryDirectory() as folder, _waiting() as waiting:
+            self._pipeline.fit(self._samples.select([0]), self._samples.select(places), Path(folder) / "run")
         return max(waiting)
 
     def predict(self, places: Sequence[int]) -> Array:
