@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from blackswan.falsifiers.mutants.registry import wrong_step
+from blackswan.impl.samples import epoch_order
 from blackswan.reference.table import Array
 
 Step = Callable[..., Any]
@@ -90,6 +91,14 @@ def token_stream_filled_up(correct: Step, *given: Any) -> Any:
 def token_rows_on_the_default_device(correct: Step, *given: Any) -> Any:
     """Rows of tokens are on torch's default device, which a notebook may make a GPU for the whole process."""
     return correct(*given).to(torch.get_default_device())
+
+
+@wrong_step("impl.token_shards:TokenBatches.epoch")
+def token_epochs_share_their_order(_: Step, self: Any, epoch: int, start: int = 0) -> Iterator[Any]:
+    """The order of the rows is kept with the stream, so that an epoch that is read beside another one goes on in the order of that."""
+    self._order = range(self.rows) if self.seed is None else epoch_order(self.rows, self.seed, epoch)
+    for first in range(start * self.batch, self.rows, self.batch):
+        yield self._rows(self._order[first : first + self.batch])
 
 
 @wrong_step("impl.token_shards:TokenBatches.rows")

@@ -46,11 +46,12 @@ class Pretrainer(Door):
     """Language-model pre-training: streams of tokens, runs, their parts, and what they start from."""
 
     def epoch(self, tokens: Tokens, epoch: int, start: int = 0, meanwhile: Callable[[], object] = lambda: None) -> StreamRows:
-        """The rows of an epoch from batch `start` on, where torch's default device holds no numbers. `meanwhile` is what happens between
-        its first batch and the others."""
+        """The rows of an epoch from batch `start` on, where torch's default device holds no numbers. Between its first
+        batch and the others the next epoch is begun, and `meanwhile` is what happens then."""
         with torch.device("meta"):
             batches = _batches(tokens)
             found = list(islice(stream := batches.epoch(epoch, start), 1))
+            next(batches.epoch(epoch + 1), None)
             meanwhile()
             found += stream
         empty = torch.zeros(0, tokens.seq, dtype=torch.int64)
