@@ -163,6 +163,15 @@ def merges_what_was_merged_first(merge: Step, self: Any, folder: Any) -> None:
 
 
 _ORDERS: dict[int, Any] = {}
+@wrong_step("impl.samples:Rows.__getitem__")
+def rows_are_kept_as_lists(row: Step, self: Any, index: int) -> Any:
+    """A row that was read is kept, and given out again with what its reader has made of it."""
+    kept = vars(self).setdefault("_kept", {})
+    if index not in kept:
+        kept[index] = row(self, index)
+    return kept[index]
+
+
 _KEPT_ORDERS: dict[tuple[int, ...], Any] = {}
 
 

@@ -59,8 +59,8 @@ class Corpora(Door):
         return TokenRows(list(found.rows), _labels(found), statistics, tokenizer.fill, tokenizer.vocab, tokenizer.description)
 
     def batch(self, corpus: CorpusFile, tokenizing: Tokenizing, places: Sequence[int]) -> Batch:
-        """The samples at those places as a batch, once one of them and one of all were written over, and the corpus read with a higher
-        limit."""
+        """The samples at those places as a batch, once one of them, one of all and the rows were written over, and the corpus read with a
+        higher limit."""
         tokenizer = _tokens(tokenizing)
         read = _samples(corpus, tokenizer)
         _samples(corpus, _tokens(replace(tokenizing, max_seq_len=tokenizing.max_seq_len + 1)))
@@ -68,6 +68,8 @@ class Corpora(Door):
             other = read.batch(some, tokenizer, self._device)
             for value in (other.input_ids, other.mask, other.labels):
                 value.zero_()
+        for row in read.rows:
+            row.clear()
         found = read.batch(places, tokenizer, self._device)
         texts = [text for text, _ in self.load(corpus)]
         for text in texts:
