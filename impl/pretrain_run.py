@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save_file
 from torch import Tensor
 
 from blackswan.impl import strict_json
@@ -224,7 +224,7 @@ class _Run:
         if facts["steps"] != position.epoch * len(self.train) + position.batch:
             raise ValueError(f"{state / _POSITION}: {facts['steps']} steps do not end at batch {position.batch} of epoch {position.epoch}")
         try:
-            tensors = load_file(state / _TENSORS)
+            tensors = _read_tensors(state / _TENSORS)
             for name, value in _hashes(tensors, facts["steps"]).items():
                 if value != facts[name]:
                     raise ValueError(f"the {name} is not what was saved: its SHA-256 differs")
@@ -237,6 +237,15 @@ class _Run:
 def _hashes(tensors: Mapping[str, Tensor], steps: int) -> dict[str, str]:
     """What is kept beside the tensors: a hash of the moments and one of the parameters."""
     return {"optimiser": state_hash(tensors, steps), "decoder": state_hash(tensors, steps, of=("trainable/",))}
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    """Reads a file by its map, and as a whole where its path is not UTF-8: safetensors maps no such file."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return load(path.read_bytes())
+    return load_file(path)
 
 
 def _read_facts(path: Path) -> Mapping[str, Any]:

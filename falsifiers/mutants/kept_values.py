@@ -163,6 +163,8 @@ def merges_what_was_merged_first(merge: Step, self: Any, folder: Any) -> None:
 
 
 _ORDERS: dict[int, Any] = {}
+
+
 @wrong_step("impl.samples:Rows.__getitem__")
 def rows_are_kept_as_lists(row: Step, self: Any, index: int) -> Any:
     """A row that was read is kept, and given out again with what its reader has made of it."""

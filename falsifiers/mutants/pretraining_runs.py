@@ -111,6 +111,13 @@ def pretrain_resumes_without_moments(correct: Step, self: Any, tensors: Any, ste
     correct(self, {name: value if name.startswith("trainable/") else 0 * value for name, value in tensors.items()}, steps)
 
 
+wrong_step(
+    "impl.pretrain_run:_read_tensors",
+    name="pretrain_states_in_folders_of_letters",
+    doc="A state is called another run's where its folder's name holds a byte that is no letter.",
+)(lambda _, path: load_file(path))
+
+
 @wrong_step("impl.pretrain_run:_Run._load")
 def pretrain_resumes_without_position(correct: Step, *given: Any) -> Any:
     """A resumed run repeats its epoch from the first batch."""

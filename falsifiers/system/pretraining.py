@@ -1,6 +1,7 @@
 """Pre-training runs: their steps and records, how they end, resume and learn, and the command that makes them."""
 
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,8 @@ from blackswan.reference.optimiser import learning_rate_schedule
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", CHECKPOINT / "tokenizer.json"
 VOCAB = 24
 SIZES = {"vocab": VOCAB, "hidden": 16, "intermediate": 24, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8, "max_positions": 64}
+NO_LETTER = os.fsdecode(b"\xe9")
+"""A byte of a name that is no letter in UTF-8, as of a folder that an old system has named."""
 HELD_OUT = 40
 """Tokens on which a small run validates."""
 EPS = 1e-8
@@ -158,7 +161,7 @@ def interrupted_run_goes_on(trial: Trial) -> list[Comparison]:
         for kill, interval, flush in kills:
             when = f"killed after {kill} of {last}" if flush is None else f"killed at {whole.flushes[flush]}, its write {flush}"
             settings = {**problem.settings, "save_every": interval}
-            killed = replace(problem, output=problem.output.with_name(f"killed {len(found)}"), settings=settings)
+            killed = replace(problem, output=problem.output.with_name(f"killed {len(found)} {NO_LETTER}"), settings=settings)
             before = trial.pretrainer.run(killed, stop_after=None if flush else kill, stop_at=flush)
             rest = trial.pretrainer.run(killed, resume=True)
             done = last - len(rest.steps)
