@@ -63,6 +63,14 @@ wrong_steps(
     ),
     order_without_the_last_sample=("The last sample of the corpus is never seen.", lambda order, n, *seeds: order(n - 1, *seeds)),
 )
+
+
+@wrong_step("impl.samples:_shuffled")
+def orders_of_numpys_permutations(_: Step, count: int, stream: int, seed: int, epoch: int = 0) -> Any:
+    """Orders are permutations by NumPy's generator: other ones than those in which runs were begun that are to go on."""
+    return np.random.Generator(np.random.PCG64([stream, seed % 2**32, epoch, seed >> 32])).permutation(count)
+
+
 wrong_steps("impl.samples:_SPLIT", split_by_the_order_of_an_epoch=("The first epoch's order says what is held out.", lambda _: 1))
 wrong_step("impl.samples:Fraction", name="split_of_the_binary_fraction", doc="A share is that of the binary number that 0.3 stands for.")(
     lambda right, text: right(float(text))

@@ -14,6 +14,11 @@ from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 
+EARLIER_ORDERS = {(8, 3, 2): [6, 7, 2, 0, 3, 5, 1, 4], (8, 2**40 + 3, 2): [6, 4, 5, 2, 3, 0, 7, 1]}
+"""Orders of so many samples, by seed and epoch, in which runs were begun that a later version has to go on with."""
+EARLIER_SPLIT = [5, 10, 11, 12, 15, 19]
+"""The quarter of 24 samples, of three classes in turn, that is held out by the seed 5."""
+
 
 def epochs_are_permutations(trial: Trial) -> Iterator[Comparison]:
     """Each of several epochs of several seeds, near and far, is a permutation, the same when asked again, unlike all others, and mixed.
@@ -33,6 +38,8 @@ def epochs_are_permutations(trial: Trial) -> Iterator[Comparison]:
             orders.append(tuple(order))
     for many in (int(rng.integers(2**15 + 1, 2**16)), int(rng.integers(2**16 + 1, 2**17))):  # more than 15 and than 16 bits count
         yield from same(f"order of {many} samples, sorted", np.arange(many), np.sort(trial.corpora.epoch_order(many, seed, 0)))
+    for given, earlier in EARLIER_ORDERS.items():
+        yield from same(f"order of {given} by earlier versions", earlier, trial.corpora.epoch_order(*given))
     repeated = len(orders) - len(set(orders))
     yield value_at_most("epochs in the order of another one or of another seed", repeated, 0)
 
@@ -97,6 +104,7 @@ def split_is_stratified(trial: Trial) -> Iterator[Comparison]:
     yield value_at_most("largest remainder rounded down, less the smallest rounded up", over, 0.0)
     last = 0 if several else int(np.sum(strata[chosen] == classes))
     yield value_at_most("classes without a training sample", last, 0)
+    yield from same("validation by earlier versions", EARLIER_SPLIT, trial.corpora.split([0, 1, 2] * 8, 3, 0.25, 5).validation)
     yield from _of_few_samples(trial, classes, seed)
     yield from _of_written_fractions(trial, rng)
     yield from _of_many(trial, rng, exact)
