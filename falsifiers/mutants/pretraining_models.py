@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,6 +29,13 @@ wrong_step("impl.decoder:seeded", name="random_weights_of_32_bits", doc="Random 
 wrong_step("impl.decoder:seeded", name="random_weights_seed_everybody", doc="Random weights seed the numbers that the process shares.")(
     lambda seeded, seed: torch.manual_seed(seeded(seed).initial_seed())
 )
+
+
+wrong_step(
+    "impl.pretrain:ValFn.__call__",
+    name="pretrain_validates_on_a_hundred_batches",
+    doc="The held-out loss is that of the first hundred batches.",
+)(lambda validate, self, stream: validate(self, islice(stream, 100)))
 
 
 @wrong_step("impl.pretrain:ValFn.__call__", "S11")

@@ -41,6 +41,8 @@ HELD_OUT = 40
 EPS = 1e-8
 ROWS = {2: 300, 2**15 + 1: 3}
 """Rows of a batch and their tokens: more tokens of a row than a byte counts, and more of a batch than 16 bits."""
+BATCHES = 130
+"""More held-out batches than somebody may think enough."""
 STEEP = 0.5
 """A learning rate by which weights become large, and with them the norms of gradients, after a step."""
 OTHER = "cuda:3"
@@ -106,6 +108,7 @@ def exhausted_stream_ends_the_epoch(trial: Trial) -> list[Comparison]:
             record.passes,
         ),
         *_many_tokens(trial),
+        *_many_batches(trial),
     ]
 
 
@@ -117,6 +120,16 @@ def _many_tokens(trial: Trial) -> Iterator[Comparison]:
             train = Tokens(write_shards(folder / "many", [stream]), VOCAB, batch, seq)
             record = trial.pretrainer.run(replace(problem, train=train))
         yield from same(f"tokens predicted in {batch} rows of {seq}", [len(stream) - 1], [step.tokens for step in record.steps])
+
+
+def _many_batches(trial: Trial) -> list[Comparison]:
+    """A validation of more batches than others have."""
+    with small_pretraining(trial, 1, warmup_fraction=0.0) as (problem, count), temporary_folder() as folder:
+        stream = trial.rng("many batches").integers(0, VOCAB, BATCHES + 1)
+        held_out = Tokens(write_shards(folder / "many", [stream]), VOCAB, batch=1, seq=2)
+        record = trial.pretrainer.run(replace(problem, validation=held_out))
+    trained = len([*_passes(problem.train, count, problem.settings["micro_batch"])])
+    return same("batches that are validated on", BATCHES, len(record.passes) - trained)
 
 
 def _passes(tokens: Tokens, count: int, micro: int) -> Iterator[int]:
