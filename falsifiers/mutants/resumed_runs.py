@@ -295,6 +295,26 @@ def folder_leaves_files_open(flush: Any, path: Any) -> None:
 # Another model
 
 
+@wrong_step("impl.fit:_Run._continue_from")
+def resume_needs_the_last_adapter(go_on: Any, run: Any, progress: Any, tensors: Any) -> None:
+    """A run that has finished an epoch does not go on where its last adapter was moved elsewhere."""
+    if progress.epoch and not (run.output / "last").is_dir():
+        raise FileNotFoundError(f"{run.output / 'last'}: the adapter of a finished epoch is gone")
+    go_on(run, progress, tensors)
+
+
+wrong_step(
+    "impl.samples:Samples.digest",
+    name="samples_known_otherwise_than_before",
+    doc="Samples are known by another digest than in earlier versions, whose runs are refused as those of other samples.",
+)(lambda digest, samples: hashlib.sha256(digest(samples).encode()).hexdigest())
+wrong_step(
+    "impl.fit:_weights_digest",
+    name="base_known_otherwise_than_before",
+    doc="A base is known by another digest than in earlier versions, whose runs are refused as those of another model.",
+)(lambda digest, model: hashlib.sha256(digest(model).encode()).hexdigest())
+
+
 @wrong_step("impl.fit:_weights_digest")
 def resume_ignores_quantised_weights(digest: Any, classifier: Any) -> Any:
     """A run is continued on other weights in NF4."""

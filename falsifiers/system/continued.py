@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -141,6 +142,14 @@ PIECE = 1000
 """So many bytes a system takes at a call, fewer than any state has."""
 MANY = 3000
 """Samples of a corpus that is larger than others."""
+ROWS, BASE = ((1, 2), (3,)), {"embedding": np.arange(6, dtype=np.float32).reshape(2, 3), "norm": np.array([-1.0, 0.5], np.float32)}
+"""Token ids of two samples, and the weights of a base, of two classes each."""
+EARLIER_SAMPLES: dict[tuple[Label, ...], str] = {
+    (0, 1): "267665b6e856bef01d58f935bc9ce0db689e424762d8bb0e4639058cde452f6b",
+    ((0, 1), (1, 1)): "71cb9254c259e57a462471695f630675e432264d7c041a9efa5986a44a7a3add",
+}
+EARLIER_BASE = "c45599bcab8c9179a57c99b2c9e106570624c079d8295f57a4d28be9d35d3551"
+"""What run.json of an earlier version, whose runs go on, says of them."""
 REPEATS = 300
 """So many times an embedding's rows are repeated, until they have more than a million numbers."""
 FREE = "log_interval"
@@ -164,6 +173,11 @@ def refuses_to_continue_another_run(trial: Trial) -> Iterator[Comparison]:
 
     The folder is as it was, and with another value of the free setting, and 4 where it had 4.0, the run goes on to its end.
     """
+    for labels, digest in EARLIER_SAMPLES.items():
+        yield from same(
+            f"samples of labels {labels}, as a run of an earlier version knows them", digest, trial.corpora.known_by(ROWS, labels)
+        )
+    yield from same("weights, as a run of an earlier version knows them", EARLIER_BASE, trial.trainer.base_known_by(BASE))
     problem, rng = small_run(trial, quantize_nf4=True, multi_label=trial.seed % 2 == 1), trial.rng("changes")
     settings = trial.trainer.settings(problem)
     with tempfile.TemporaryDirectory() as parent:
@@ -185,7 +199,11 @@ def refuses_to_continue_another_run(trial: Trial) -> Iterator[Comparison]:
             yield trial.refuses(f"{edited} that has changed in memory", ask, word, "ValueError")
         whole = _whole_numbers(problem.architecture), _whole_numbers({**problem.settings, FREE: settings[FREE] + 1})
         free = replace(problem, architecture=whole[0], settings=whole[1])
-        runs = [trial.trainer.fit(each, folder, Plan(resume=True)) for each in (free, free, problem)]
+        runs = []
+        for each in (free, free, problem):
+            runs.append(trial.trainer.fit(each, folder, Plan(resume=True)))
+            for name in ("last", "best"):  # somebody moves the adapters elsewhere
+                shutil.rmtree(folder / name, ignore_errors=True)
     steps = problem.settings["epochs"] * len(problem.batches)
     yield from same(f"steps with another {FREE}, and once more", [steps] * 3, [run.result and run.result.steps for run in runs])
 

@@ -379,6 +379,9 @@ class Trainer(Protocol):
     def kept(self, folder: Path) -> Kept:
         """Reads the folder of a run."""
 
+    def base_known_by(self, weights: Mapping[str, Array]) -> str:
+        """What a run keeps of the weights of a base, to know them again."""
+
     def settings(self, problem: Problem) -> dict[str, Any]:
         """Every setting of the run, those that the problem leaves open too."""
 

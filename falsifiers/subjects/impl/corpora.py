@@ -161,6 +161,10 @@ class Corpora(Door):
         alone = [samples.Samples.of([*each.rows], _given(_labels(each)), classes, each.multi_label) for each in parts]
         return [part.digest() == own.digest() for part, own in zip(parts, alone, strict=True)]
 
+    def known_by(self, rows: Sequence[Sequence[int]], labels: Sequence[Any]) -> str:
+        """What run.json says of samples of two classes."""
+        return samples.Samples.of(rows, labels, 2, isinstance(labels[0], tuple)).digest()
+
     def left_by_a_kill(self, corpus: CorpusFile, tokenizing: Tokenizing) -> list[str]:
         """Returns the names that temporary files have while the token ids of a corpus are held."""
         with tempfile.TemporaryDirectory() as folder, mock.patch.object(tempfile, "tempdir", folder):

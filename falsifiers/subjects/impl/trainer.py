@@ -35,6 +35,7 @@ from blackswan.falsifiers.subjects.impl.slow_disk import slow, until_the_next_st
 from blackswan.falsifiers.subjects.impl.watching import ERRORS, Note, Stopped, Watch, on_host, read_notes, reading, state_of
 from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
 from blackswan.falsifiers.subjects.shared import default_dtype, random_states, torch_settings
+from blackswan.impl import fit as whole_runs
 from blackswan.impl import group as groups
 from blackswan.impl import kernels
 from blackswan.impl.classifier import Adaptation, initial_trainable, trainable_shapes
@@ -122,6 +123,13 @@ class Trainer(Door):
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  safe_open cannot be iterated
             progress = json.loads(file.metadata()["progress"])
         return Kept(state, {name: progress[name] for name in PROGRESS}, _adapter(folder / "best"), _adapter(folder / "last"))
+
+    def base_known_by(self, weights: Mapping[str, Array]) -> str:
+        """What run.json says of these weights."""
+        base = torch.nn.Module()
+        for name, value in weights.items():
+            base.register_buffer(name, torch.tensor(value))
+        return whole_runs._weights_digest(base)
 
     def settings(self, problem: Problem) -> dict[str, Any]:
         """Every setting of the run."""
