@@ -225,6 +225,31 @@ def ids_of_a_corpus_in_one_file(init: Step, self: Any, corpus: Any) -> None:
     _FILES[corpus] = self
 
 
+_LAST: dict[str, Any] = {}
+
+
+@wrong_step("impl.fit:_Run.train")
+def last_run_is_kept(train: Step, run: Any) -> Any:
+    """The last run is kept for whoever looks for its end, and with it the model, whose memory stays taken when the program lets it go."""
+    _LAST["run"] = run
+    return train(run)
+
+
+@wrong_step("impl.fit:origin")
+def last_failure_is_kept(origin: Step, classifier: Any, *given: Any) -> Any:
+    """The model in which a number was not finite is kept for whoever looks for it, and its memory stays taken."""
+    _LAST["failed"] = classifier
+    return origin(classifier, *given)
+
+
+@wrong_step("impl.fit:evaluate")
+def evaluations_are_kept_by_their_trainer(evaluate: Step, trainer: Any, *given: Any) -> Any:
+    """The last evaluation of each trainer is kept, and with it the trainer and its model for as long as the process."""
+    found = _EVALUATIONS[trainer] = evaluate(trainer, *given)
+    return found
+
+
+_EVALUATIONS: dict[Any, Any] = {}
 _COUNTS: dict[Any, Any] = {}
 
 

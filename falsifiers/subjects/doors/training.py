@@ -388,6 +388,9 @@ class Trainer(Protocol):
     def pipeline(self, problem: Problem) -> Pipeline:
         """The model as the run would begin with it."""
 
+    def left_of(self, problem: Problem) -> list[str]:
+        """The parts of pipelines of the problem that are there still when a program has used them and let them go."""
+
     def misuse(self, problem: Problem, name: str) -> None:
         """Calls a part of the library with what it has to refuse; `falsifiers.system.misuse` has the names."""
 

@@ -1,12 +1,14 @@
 """A pipeline of `impl` whose steps, predictions and state are asked for one by one."""
 
+import gc
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from weakref import ref
 
 import numpy as np
 import torch
@@ -184,6 +186,46 @@ class Pipeline(Session):
     def summary(self) -> str:
         """The pipeline's description of itself."""
         return self._pipeline.summary()
+
+
+def left_of(make: Callable[[], Pipeline]) -> list[str]:
+    """What is there of pipelines that a program has let go, of one after all that it does and of one whose run came upon a NaN."""
+    found = []
+    for when, use in (("all uses", _use), ("a run that failed", _fail)):
+        given = make()
+        own = given._pipeline
+        parts = {
+            "pipeline": own,
+            "samples": given._samples,
+            **dict(own.classifier.named_parameters()),
+            **dict(own.classifier.named_buffers()),
+        }
+        kept = {name: ref(part) for name, part in parts.items()}
+        del own, parts
+        with tempfile.TemporaryDirectory() as folder:
+            use(given, Path(folder) / "run")
+        del given
+        gc.collect()
+        found += [f"{name} after {when}" for name, part in kept.items() if part() is not None]
+    return found
+
+
+def _use(given: Pipeline, folder: Path) -> None:
+    every = range(len(given._samples))
+    given.train_batch(every)
+    given.accumulate(every)
+    given.gradient_vector()
+    given.apply()
+    for ask in (given.forward_only, given.evaluate, given.predict):
+        ask(every)
+    given.saved()
+    given._pipeline.fit(given._samples, given._samples, folder)
+
+
+def _fail(given: Pipeline, folder: Path) -> None:
+    next(given._pipeline.classifier.parameters()).data.fill_(torch.nan)
+    with suppress(FloatingPointError):
+        given._pipeline.fit(given._samples, None, folder)
 
 
 def _passed(result: BatchResult) -> told.Passed:

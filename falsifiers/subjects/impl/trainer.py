@@ -30,7 +30,7 @@ from blackswan.falsifiers.subjects.impl import Door, parallel_steps
 from blackswan.falsifiers.subjects.impl.files import writing
 from blackswan.falsifiers.subjects.impl.kill_points import Copies, KillPoints, file_events, sums
 from blackswan.falsifiers.subjects.impl.misuse import misuses
-from blackswan.falsifiers.subjects.impl.pipelines import Pipeline
+from blackswan.falsifiers.subjects.impl.pipelines import Pipeline, left_of
 from blackswan.falsifiers.subjects.impl.slow_disk import slow, until_the_next_step
 from blackswan.falsifiers.subjects.impl.watching import ERRORS, Note, Stopped, Watch, on_host, read_notes, reading, state_of
 from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
@@ -138,6 +138,10 @@ class Trainer(Door):
     def pipeline(self, problem: Problem) -> "Pipeline":
         """The model as the run would begin with it."""
         return Pipeline(_pipeline(problem, self._device, ALONE), _samples(problem, problem.training))
+
+    def left_of(self, problem: Problem) -> list[str]:
+        """What outlives pipelines of the problem."""
+        return left_of(lambda: self.pipeline(problem))
 
     def misuse(self, problem: Problem, name: str) -> None:
         """Calls a part of the library with what it has to refuse."""
