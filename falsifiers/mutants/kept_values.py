@@ -249,6 +249,13 @@ def evaluations_are_kept_by_their_trainer(evaluate: Step, trainer: Any, *given: 
     return found
 
 
+@wrong_step("impl.pretrain_run:_Run.start")
+def last_pretraining_is_kept(start: Step, run: Any, *given: Any) -> Any:
+    """The last run is kept for whoever looks for its end, and with it the decoder, whose memory stays taken when the program lets it go."""
+    _LAST["pretraining"] = run
+    return start(run, *given)
+
+
 _EVALUATIONS: dict[Any, Any] = {}
 _COUNTS: dict[Any, Any] = {}
 

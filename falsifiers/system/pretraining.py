@@ -123,13 +123,15 @@ def _many_tokens(trial: Trial) -> Iterator[Comparison]:
 
 
 def _many_batches(trial: Trial) -> list[Comparison]:
-    """A validation of more batches than others have."""
+    """A validation of more batches than others have; and nothing is there of a decoder that was trained and let go of."""
     with small_pretraining(trial, 1, warmup_fraction=0.0) as (problem, count), temporary_folder() as folder:
         stream = trial.rng("many batches").integers(0, VOCAB, BATCHES + 1)
         held_out = Tokens(write_shards(folder / "many", [stream]), VOCAB, batch=1, seq=2)
         record = trial.pretrainer.run(replace(problem, validation=held_out))
+        left = trial.pretrainer.left_of(replace(problem, output=folder / "let go"))
     trained = len([*_passes(problem.train, count, problem.settings["micro_batch"])])
-    return same("batches that are validated on", BATCHES, len(record.passes) - trained)
+    found = same("batches that are validated on", BATCHES, len(record.passes) - trained)
+    return found + same("what outlives a decoder that was let go of", [], left)
 
 
 def _passes(tokens: Tokens, count: int, micro: int) -> Iterator[int]:

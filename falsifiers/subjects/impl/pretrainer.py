@@ -2,6 +2,7 @@
 
 import argparse
 import fcntl
+import gc
 import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import numpy as np
 import torch
@@ -150,6 +151,16 @@ class Pretrainer(Door):
                 raise
         losses = [epoch.validation_loss for epoch in result.epochs]
         return PretrainingRecord(steps, losses, _parameters(decoder), result.state_hash, events, passes, free)
+
+    def left_of(self, problem: Pretraining) -> list[str]:
+        """What outlives a decoder that was trained."""
+        decoder = self._random(problem.architecture, problem.seed)
+        kept = {name: ref(part) for name, part in (("decoder", decoder), *decoder.named_parameters())}
+        settings = pretrain_run.PretrainSettings(**problem.settings)
+        pretrain_run.pretrain(decoder, _batches(problem.train), None, settings, problem.output, problem.tokenizer)
+        del decoder
+        gc.collect()
+        return [name for name, part in kept.items() if part() is not None]
 
     def command(self, model: Path, problem: Pretraining, *flags: str) -> Mapping[str, Array]:
         """The parameters of the last checkpoint that the command writes, which starts at that model."""
