@@ -167,6 +167,13 @@ wrong_step("impl.trainer:BatchResult.accuracy", name="empty_batch_accuracy_undef
 )
 
 
+@wrong_step("impl.trainer:Trainer.forward_only", "S11")
+def loss_of_no_row_is_zero(forward_only: Any, trainer: Any, batch: Any, probabilities: bool = False) -> Any:
+    """The loss of a batch of tensors without a row is 0."""
+    found = forward_only(trainer, batch, probabilities)
+    return found if len(batch.labels) else replace(found, loss=0.0)
+
+
 @wrong_step("impl.trainer:Trainer.load_state")
 def loaded_state_without_its_rate(load_state: Any, trainer: Any, state: Any) -> None:
     """Where there is no schedule, the rate that was set before holds after a state was loaded."""

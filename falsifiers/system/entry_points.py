@@ -340,7 +340,12 @@ def empty_batch_has_accuracy_zero(trial: Trial) -> Iterator[Comparison]:
     problem = small_run(trial)
     pipeline = trial.trainer.pipeline(problem)
     vector = np.zeros(sum(problem.parameters[name].size for name in problem.names), np.float32)
-    for label, passed in (("evaluated", pipeline.forward_only([])), ("a gradient's", pipeline.apply_gradient_vector(vector))):
+    alone = pipeline.forward_no_row()
+    for label, passed in (
+        ("evaluated", pipeline.forward_only([])),
+        ("a gradient's", pipeline.apply_gradient_vector(vector)),
+        ("no row's", alone),
+    ):
         yield from (each for name in ("total", "correct", "accuracy") for each in same(f"{label}: {name}", 0, getattr(passed, name)))
         yield from same(f"{label}: loss", np.nan, passed.loss)
     yield from same("classes of no text", 0, len(pipeline.predict([])))

@@ -252,6 +252,9 @@ class Pipeline(Protocol):
     def forward_only(self, places: Sequence[int]) -> Passed:
         """Loss and accuracy."""
 
+    def forward_no_row(self) -> Passed:
+        """Those of a batch of tensors without a row."""
+
     def evaluate(self, places: Sequence[int]) -> Evaluation:
         """Loss and scores."""
 

@@ -22,7 +22,7 @@ from blackswan.impl.adapter import load_adapter
 from blackswan.impl.corpus import Sample
 from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.impl.samples import Samples
-from blackswan.impl.trainer import BatchResult, Trainer
+from blackswan.impl.trainer import Batch, BatchResult, Trainer
 from blackswan.reference.table import Array
 
 MOMENT = 0.01
@@ -120,6 +120,11 @@ class Pipeline(Session):
     def forward_only(self, places: Sequence[int]) -> told.Passed:
         """Loss and accuracy."""
         return _passed(self._pipeline.forward_only(self._samples.select(places)))
+
+    def forward_no_row(self) -> told.Passed:
+        """Those of a batch without a row, by the trainer itself."""
+        one = self._samples.batch([0], self._pipeline.tokens, self._pipeline.device)
+        return _passed(self._pipeline.trainer.forward_only(Batch(one.input_ids[:0], one.mask[:0], one.labels[:0])))
 
     def evaluate(self, places: Sequence[int]) -> told.Evaluation:
         """Loss and scores."""
