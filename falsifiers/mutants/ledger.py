@@ -223,6 +223,13 @@ wrong_step(
 )(lambda right: folder.with_name("blackswan") if (folder := right()).name == f"blackswan-{os.getuid()}" else folder)
 
 
+wrong_step(
+    "impl.ledger:ledger_folder",
+    name="ledger_folder_of_a_session",
+    doc="The folder is that of a session, so that a program which the system starts does not see what others have reserved.",
+)(lambda right: Path(os.environ.get("XDG_RUNTIME_DIR", right().parent)) / right().name if right().is_absolute() else right())
+
+
 def _made(**options: Any) -> Step:
     """A folder that is not there is made with other options."""
 

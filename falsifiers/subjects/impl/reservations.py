@@ -59,8 +59,9 @@ class Reservations(Door):
         return Ledger(folder, cards)
 
     def ledger_folder(self, named: str) -> Path:
-        """The folder of the ledger where the environment names one."""
-        with mock.patch.dict(os.environ, {"BLACKSWAN_LEDGER": named}):
+        """The folder of the ledger where the environment names one, of a program whose own folders it names elsewhere."""
+        own = {name: f"/a session's {name}" for name in ("HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "USER", "LOGNAME")}
+        with mock.patch.dict(os.environ, {**own, "BLACKSWAN_LEDGER": named}):
             return ledger.Ledger().folder
 
     def reserved_by(
