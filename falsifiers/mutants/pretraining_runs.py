@@ -111,6 +111,12 @@ def pretrain_resumes_without_moments(correct: Step, self: Any, tensors: Any, ste
     correct(self, {name: value if name.startswith("trainable/") else 0 * value for name, value in tensors.items()}, steps)
 
 
+@wrong_step("impl.pretrain_run:pretrain")
+def resumed_pretraining_never_begins(pretrain: Any, *given: Any, resume: bool = False, on_start: Any = None, **named: Any) -> Any:
+    """A run that goes on is not said to begin."""
+    return pretrain(*given, resume=resume, on_start=None if resume else on_start, **named)
+
+
 wrong_step(
     "impl.pretrain_run:_read_tensors",
     name="pretrain_states_in_folders_of_letters",

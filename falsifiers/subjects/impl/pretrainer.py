@@ -149,6 +149,8 @@ class Pretrainer(Door):
                 if began and not steps:
                     raise RuntimeError(f"the run was said to begin, and then refused: {error}") from error
                 raise
+        if steps and not began:
+            raise RuntimeError("the run made steps, and was never said to begin")
         losses = [epoch.validation_loss for epoch in result.epochs]
         return PretrainingRecord(steps, losses, _parameters(decoder), result.state_hash, events, passes, free)
 
