@@ -148,6 +148,11 @@ def fit_loss_of_zero_is_none(validate: Any, run: Any) -> Any:
     return validate(run)
 
 
+wrong_step("impl.fit:require_a_rate", name="run_of_one_step_refused", doc="A run of one step is refused, whose rate is above 0.")(
+    lambda require, rates: require(rates[1:])
+)
+
+
 @wrong_step("impl.fit:_Run._validate")
 def validation_batches_made_at_once(validate: Any, run: Any) -> Any:
     """Every batch of a validation is made before the first one is used, for the case that one of them is not finite."""
