@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 
@@ -142,6 +143,13 @@ def apr_vectors_quantised(content: Step, name: str, tensor: Any, dtype: str | No
     if chosen is None or chosen.plain is not None:
         return content(name, tensor, dtype)
     return chosen, encoded(chosen, tensor)
+
+
+@wrong_step("impl.apr_write:save_apr")
+def apr_written_in_the_order_of_the_old(save: Step, *given: Any) -> None:
+    """A file that is written of another one keeps its order of rows, under names that say the other order."""
+    with patch("blackswan.impl.apr_checkpoint._rows_in_halves", lambda rows, _: rows):
+        save(*given)
 
 
 wrong_steps(

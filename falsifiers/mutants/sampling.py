@@ -311,3 +311,11 @@ wrong_steps(
 wrong_step("impl.samples:_shuffled", name="order_of_no_seed", doc="A seed of 0 is none, and another one takes its place.")(
     lambda shuffled, count, stream, seed, *epoch: shuffled(count, stream, seed or 1, *epoch)
 )
+
+
+@wrong_step("impl.samples:split_validation")
+def split_shares_out_classes_without_samples(split: Step, samples: Any, fraction: float, seed: int) -> Any:
+    """For each class that has no sample one sample more of the others is held out."""
+    absent = 0 if samples.multi_label else samples.num_classes - len(np.unique(samples.targets))
+    parts = split(samples, fraction, seed)
+    return split(samples, (len(parts[1]) + absent) / len(samples), seed) if fraction and absent else parts

@@ -184,6 +184,10 @@ def gguf_names(trial: Trial) -> Iterator[Comparison]:
         stored = [_as_gguf(name, value, model.scalars) for name, value in model.decoder.items()]
         with new_folder() as folder:
             yield from _reads_alike(trial, folder, model, image(metadata(model.scalars) | ROPE_TYPES[trial.seed % 3], stored))
+            shutil.copyfile(CHECKPOINT / TOKENIZER, folder / f"model.{TOKENIZER}")
+            trial.files.export(folder / "model.apr", folder / "written.apr")
+            written = trial.files.read_checkpoint(folder / "written.apr")
+            yield from (replace(each, tensor=f"{family}, written anew: {each.tensor}") for each in same_bits(model.decoder, written))
             for said in (*ROPE_TYPES, OF_HALVES):
                 (folder / "model.apr").write_bytes(image(metadata(model.scalars) | said, stored).pack())
                 ask = partial(trial.files.read_checkpoint, folder / "model.apr")

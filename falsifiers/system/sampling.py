@@ -80,13 +80,14 @@ def split_is_stratified(trial: Trial) -> Iterator[Comparison]:
         rng.shuffle(strata)
     kinds = np.asarray([int(each) for each in rng.permutation(8)])[: classes + 1]  # combinations of three labels
     labels: list[Label] = [[int(kinds[each]) >> bit & 1 for bit in range(3)] if several else int(each) for each in strata]
-    ask = partial(trial.corpora.split, labels, 3 if several else classes + 1, fraction)
+    width = 3 if several else classes + 1 + int(rng.integers(0, 4))  # some classes have no sample
+    ask = partial(trial.corpora.split, labels, width, fraction)
     parts, again, *others = (ask(number) for number in (seed, seed, seed + 1, seed + 2**32))
     training, chosen = parts.training, parts.validation
     yield from same("training part in the order of the corpus", sorted({*range(len(labels))} - {*chosen}), training)
     yield from same("validation part in the order of the corpus", sorted({*chosen}), chosen)
     yield from same("validation, again", chosen, again.validation)
-    known = trial.corpora.parts_known_by_their_samples(labels, 3 if several else classes + 1, fraction, seed)
+    known = trial.corpora.parts_known_by_their_samples(labels, width, fraction, seed)
     yield from same("parts that a run knows by their samples alone", [True, True], known)
     yield from same("training labels", [labels[place] for place in training], parts.training_labels)
     yield from same("validation labels", [labels[place] for place in chosen], parts.validation_labels)

@@ -149,8 +149,8 @@ class Steps(Session):
         self._trainer.optimiser.weight_decay = decay
 
     def move_elsewhere(self) -> None:
-        """Gives each trained tensor but the first memory of its own."""
-        _, *others = self._trainer.classifier.trainable_parameters().values()
+        """Gives each trained tensor but the first and the last memory of its own."""
+        _, *others, _ = self._trainer.classifier.trainable_parameters().values()
         for parameter in others:
             parameter.data = parameter.data.clone()
 
