@@ -227,6 +227,15 @@ def evaluation_batches_at_once(evaluate: Any, trainer: Any, samples: Any, tokens
     return result
 
 
+@wrong_step("impl.pipeline:evaluate")
+def evaluation_in_one_batch(evaluate: Any, trainer: Any, samples: Any, tokens: Any, device: Any) -> Any:
+    """All samples lie in memory as one batch, as wide as the longest of them, before the model takes some at a time."""
+    whole = samples.batch(range(len(samples)), tokens, device)
+    result = evaluate(trainer, samples, tokens, device)
+    del whole
+    return result
+
+
 @wrong_step("impl.trainer:Trainer.train_batch")
 def interrupted_batch_waits(train_batch: Any, trainer: Any, batch: Any) -> Any:
     """The samples of a batch that Ctrl-C breaks off wait for the next step."""

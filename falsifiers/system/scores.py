@@ -83,9 +83,9 @@ def sums_and_bounds_are_exact(trial: Trial) -> Iterator[Comparison]:
     own = {place: pipeline.evaluate([place]).loss for place in (0, 1)}
     mean = math.fsum(own[place] for place in places) / len(places)
     yield value_at_most("share of a mean loss that is lost", abs(pipeline.evaluate(places).loss - mean) / mean, SUMMED)
-    yield value_at_most("batches that wait for the model", pipeline.evaluated_ahead([1] * WAITING * 3), WAITING)
+    yield value_at_most("samples that wait for the model", pipeline.evaluated_ahead([1] * WAITING * 3), WAITING)
     pipeline = trial.trainer.pipeline(small_run(trial, batch_size=1, epochs=1, warmup_fraction=0.0))
-    yield value_at_most("batches of a validation that wait", pipeline.validated_ahead([1] * WAITING * 3), WAITING)
+    yield value_at_most("samples of a validation that wait", pipeline.validated_ahead([1] * WAITING * 3), WAITING)
     yield from _weighed_as_given(trial)
     yield from _counted_beyond_16_bits(trial)
 

@@ -259,7 +259,7 @@ class Pipeline(Protocol):
         """Loss and scores."""
 
     def evaluated_ahead(self, places: Sequence[int]) -> int:
-        """The most batches of an evaluation that are made and not used yet, where the model takes its time."""
+        """The most samples of an evaluation that are made and not used yet, where the model takes its time."""
 
     def validated_ahead(self, places: Sequence[int]) -> int:
         """The same of the validations of a run on the first sample."""

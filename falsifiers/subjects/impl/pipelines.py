@@ -31,22 +31,23 @@ MOMENT = 0.01
 
 @contextmanager
 def _waiting() -> Iterator[list[int]]:
-    """How many batches are made and not used yet, at each use; a use begins when no other batch comes for a moment."""
-    make, made, waiting = Samples.batch, list[None](), list[int]()
+    """How many samples are in batches that are made and not used yet, at each use; a use begins when no other batch comes for a moment."""
+    make, made, used_up, waiting = Samples.batch, list[int](), list[int](), list[int]()
 
     def noted(*given: Any, **named: Any) -> Any:
         found = make(*given, **named)
-        made.append(None)
+        made.append(len(found.input_ids))
         return found
 
     def using(use: Callable[..., Any]) -> Callable[..., Any]:
-        def used(*given: Any, **named: Any) -> Any:
+        def used(trainer: Any, batch: Any, **named: Any) -> Any:
             before = -1
-            while (now := len(made)) > before:
+            while (now := sum(made)) > before:
                 before = now
                 time.sleep(MOMENT)
-            waiting.append(now - len(waiting))
-            return use(*given, **named)
+            waiting.append(now - sum(used_up))
+            used_up.append(len(batch.input_ids))
+            return use(trainer, batch, **named)
 
         return used
 
@@ -133,7 +134,7 @@ class Pipeline(Session):
         return told.Evaluation(found.loss, found.accuracy, np.asarray(found.confusion), *scores)
 
     def evaluated_ahead(self, places: Sequence[int]) -> int:
-        """The most batches of an evaluation that wait; the model begins when no other comes for a moment."""
+        """The most samples of an evaluation that wait; the model begins when no other batch comes for a moment."""
         with _waiting() as waiting:
             self._pipeline.evaluate(self._samples.select(places))
         return max(waiting)
