@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
 from safetensors.torch import load_file
 
 from blackswan.falsifiers.mutants.changes import without_keyword
@@ -62,6 +63,15 @@ def pretrain_stops_after_the_damage(correct: Step, self: Any, max_norm: float) -
     self.steps += 1
     next(iter(self.exp_avg.values())).add_(1.0)
     return correct(self, max_norm)
+
+
+@wrong_step("impl.decoder_optimiser:DecoderAdamW.clip")
+def pretrain_unclipped_gradients_unseen(correct: Step, self: Any, max_norm: float) -> Any:
+    """Without clipping nobody looks whether a gradient is finite."""
+    if math.isfinite(max_norm):
+        return correct(self, max_norm)
+    gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
+    return gradients, torch.cat([gradient.flatten() for gradient in gradients.values()]).norm()
 
 
 @wrong_step("impl.decoder_optimiser:DecoderAdamW.clip")

@@ -65,6 +65,19 @@ wrong_steps(
 )
 
 
+wrong_steps(
+    "impl.samples:epoch_order",
+    order_of_the_sample_before=(
+        "Every epoch has the order of the first one, with each number less by one an epoch.",
+        lambda order, count, seed, epoch: (order(count, seed, 0) - epoch) % count,
+    ),
+    order_turned_by_an_epoch=(
+        "Every epoch has the order of the first one, begun a sample later.",
+        lambda order, count, seed, epoch: np.roll(order(count, seed, 0), -epoch),
+    ),
+)
+
+
 @wrong_step("impl.samples:_shuffled")
 def orders_of_numpys_permutations(_: Step, count: int, stream: int, seed: int, epoch: int = 0) -> Any:
     """Orders are permutations by NumPy's generator: other ones than those in which runs were begun that are to go on."""

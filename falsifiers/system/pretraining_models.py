@@ -251,15 +251,18 @@ def _sha256(steps: int, moments: Mapping[str, Array]) -> str:
 
 @may_be_non_finite("answer.*")
 def non_finite_stops_the_run(trial: Trial) -> Iterator[Comparison]:
-    """A step raises a FloatingPointError that names step and place for NaN, an infinity or a huge value in a parameter; nothing changes."""
+    """A step raises a FloatingPointError that names step and place for NaN, an infinity or a huge value in a parameter; nothing changes.
+    So it is where nothing is clipped."""
     rng = trial.rng("non-finite")
     architecture, made = small_architecture(rng), int(rng.integers(0, 3))
     shapes = parameter_shapes(architecture)
     inner = [name for name in shapes if ".layers." in name]  # a row of the embedding is used only where its token occurs
-    for value in (np.nan, np.inf, -np.inf, HUGE):
+    for value, clipped in ((np.nan, True), (np.inf, True), (-np.inf, False), (HUGE, True), (HUGE, False)):
         name = "model.norm.weight" if value == HUGE else str(rng.choice(inner))
         decoder = _trained(trial, architecture, made)
         decoder.overwrite(name, int(rng.integers(np.prod(shapes[name]))), float(value))
+        if not clipped:
+            decoder.clip_nothing()
         before = {**decoder.parameters(), **_state(decoder)}
         where = r"(\(\w+\)|norm)" if value == HUGE else re.escape(name)
         step = partial(decoder.train, _ids(trial, made))

@@ -24,18 +24,24 @@ def epochs_are_permutations(trial: Trial) -> Iterator[Comparison]:
     """Each of several epochs of several seeds, near and far, is a permutation, the same when asked again, unlike all others, and mixed.
 
     Mixed: neighbours that stay neighbours are as rare as in a random permutation, where their number has mean 2 and exceeds 16
-    once in 10¹⁰ times.
+    once in 10¹⁰ times. So are places at which two epochs differ by one number, and samples that are as many places later, whose number
+    has mean 1.
     """
     rng = trial.rng("order")
     count, seed = int(rng.integers(50, 200)), int(rng.integers(2, 2**31))
     orders = []
     for run in (0, 1, seed, seed + 1, seed + 2**32, 2**62 + seed, 2**62 + seed + 1):  # no 32 bits, and no float64, hold all of them
+        first = np.asarray(trial.corpora.epoch_order(count, run, 0))
         for epoch in (0, 1, 2, 2**8, 2**16):  # no byte, and no 16 bits, hold all of them
             order, again = (trial.corpora.epoch_order(count, run, epoch) for _ in range(2))
             yield from same(f"order of epoch {epoch}, sorted", [*range(count)], sorted(order))
             yield from same(f"order of epoch {epoch}, again", order, again)
             yield value_inside(f"neighbours kept in epoch {epoch}", int(np.sum(np.abs(np.diff(order)) == 1)), 0, 16)
             orders.append(tuple(order))
+            if epoch:
+                for what, pair in {"samples": (first, order), "places": (np.argsort(first), np.argsort(order))}.items():
+                    alike = np.bincount((np.asarray(pair[1]) - pair[0]) % count).max()
+                    yield value_inside(f"{what} that differ alike from epoch 0 to {epoch}", int(alike), 0, 16)
     for many in (int(rng.integers(2**15 + 1, 2**16)), int(rng.integers(2**16 + 1, 2**17))):  # more than 15 and than 16 bits count
         yield from same(f"order of {many} samples, sorted", np.arange(many), np.sort(trial.corpora.epoch_order(many, seed, 0)))
     for given, earlier in EARLIER_ORDERS.items():

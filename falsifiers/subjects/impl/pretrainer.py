@@ -5,6 +5,7 @@ import fcntl
 import gc
 import hashlib
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
@@ -253,6 +254,10 @@ class TrainedDecoder(Session):
     def train(self, input_ids: Array) -> float:
         """The loss of an optimiser step on all parameters, on rows [batch, seq] without padding."""
         return self._step.train(TokenBatch(torch.from_numpy(input_ids), torch.ones(input_ids.shape, dtype=torch.bool))).loss
+
+    def clip_nothing(self) -> None:
+        """No limit holds for the norm of the next steps."""
+        self._step.max_norm = math.inf
 
     def breaks(self, input_ids: Array, operation: str, nth: int, error: str) -> str:
         """The error of a step in which an operation fails; none where the step is made all the same."""
