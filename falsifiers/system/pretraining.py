@@ -143,8 +143,8 @@ def _passes(tokens: Tokens, count: int, micro: int) -> Iterator[int]:
 
 
 def gradient_norms_are_real(trial: Trial) -> Iterator[Comparison]:
-    """Each norm is finite and ≥ 0, with clipping and without, and at the first step the same but for the order of its sum: it is taken before
-    clipping."""
+    """Each norm is finite and ≥ 0, with clipping and without,
+    and at the first step one but for the order of a sum: that before clipping."""
     firsts = []
     for clip in (0.1, 1e6, None):
         with small_pretraining(trial, 1, gradient_clip_norm=clip) as (problem, _):

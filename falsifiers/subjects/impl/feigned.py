@@ -302,3 +302,24 @@ def feigned(cards: Cards) -> Iterator[None]:
         patched.enter_context(cards)
         patched.enter_context(Watched(cards))
         yield
+
+
+class Alike:
+    """The group of a worker and others that do the same on the same samples."""
+
+    rank = 0
+
+    def __init__(self, size: int = 2) -> None:
+        self.size = size
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor of each."""
+        return torch.stack([tensor] * self.size)
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """As many times the tensor."""
+        return self.size * tensor
+
+    def gather_text(self, text: str) -> list[str]:
+        """The text of each."""
+        return [text] * self.size

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of, to_numpy
 from blackswan.falsifiers.subjects.doors.devices import Workload
+from blackswan.falsifiers.subjects.impl.feigned import Alike
 from blackswan.falsifiers.subjects.impl.late import few_tokens
 from blackswan.falsifiers.subjects.protocol import Lacks, Session
 from blackswan.falsifiers.subjects.shared import default_dtype
@@ -79,7 +80,7 @@ class Steps(Session):
         trained = {name: tensors.pop(name) for name in trainable_shapes(config, adaptation)}
         made = Classifier(config, adaptation, _in_one_buffer(tensors), trained, dtype=getattr(torch, work.dtype), device=place)
         given = {name: value for name, value in settings.items() if name not in ("scaling", "workers")} | {"micro_batch": work.micro}
-        given["group"] = _Alike() if settings.get("workers", 1) > 1 else ALONE
+        given["group"] = Alike() if settings.get("workers", 1) > 1 else ALONE
         if given.get("class_weights") is not None:
             given["class_weights"] = torch.tensor(given["class_weights"], device=place)
         fused = _Captured if place.type == "cpu" else FusedTrainer
@@ -157,24 +158,6 @@ class Steps(Session):
     def load(self, state: Mapping[str, Array]) -> None:
         """Puts a state in place."""
         self._trainer.load_state({name: torch.tensor(value) for name, value in state.items()})
-
-
-class _Alike:
-    """The group of a worker and another one that does the same on the same samples."""
-
-    rank, size = 0, 2
-
-    def gather(self, tensor: Tensor) -> Tensor:
-        """The tensor twice."""
-        return torch.stack([tensor, tensor])
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        """Twice the tensor."""
-        return 2 * tensor
-
-    def gather_text(self, text: str) -> list[str]:
-        """The text twice."""
-        return [text, text]
 
 
 class _Captured(FusedTrainer):

@@ -20,6 +20,7 @@ import torch
 from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.subjects.doors.devices import Card
 from blackswan.falsifiers.subjects.impl import Door
+from blackswan.falsifiers.subjects.impl.feigned import Alike
 from blackswan.falsifiers.subjects.protocol import Session
 from blackswan.impl import __main__ as command
 from blackswan.impl import ledger
@@ -107,7 +108,7 @@ class Reservations(Door):
     def reserved_by_one_of(self, workers: int, accumulation: int) -> int:
         """Bytes that `train` reserves on a CUDA device, which need not be here, as one of so many workers: for micro-batches of four
         long texts."""
-        group, noted = SimpleNamespace(rank=0, size=workers), list[int]()
+        group, noted = Alike(workers), list[int]()
 
         @contextmanager
         def joined(_: str) -> Iterator[tuple[Any, torch.device]]:
