@@ -132,6 +132,37 @@ def test_a_claim_that_is_false_without_the_patch_finds_nothing_on_a_gpu(monkeypa
     assert not {"KERNEL-ROPE", near.LARGE} & set(asked)
 
 
+def test_a_claim_that_is_false_on_the_honest_change_finds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    targeted = targets(contracts.load(), Selection(claims=["OPT-CLIP", "OPT-SCHEDULE", "OPT-ADAMW"], dtypes=["float32"]), "cpu")
+    traced = [(1.0, target, frozenset(["optimiser.py:1"])) for target in targeted]
+    (tmp_path / "honest").mkdir()
+    for path in (tmp_path / "one.patch", tmp_path / "honest" / "one.patch"):
+        path.write_text(
+            "Title: a\nWhere: impl/a.py:a\nWrong: a\nDevice: cpu\n\ndiff --git a/impl b/impl\n"
+            "--- a/impl/optimiser.py\n+++ b/impl/optimiser.py\n@@ -1 +1 @@\n-a\n+b\n",
+            encoding="utf-8",
+        )
+    on_honest: list[Path | None] = []
+
+    def false_claims(options: Sequence[str], _: str, patch: Path | None) -> list[str]:
+        on_honest.append(patch)
+        return ["OPT-CLIP float32"] if options == ["--claim=OPT-CLIP"] else []
+
+    def false_in_turn(bug: Bug, claims: Sequence[str], *_: Any) -> dict[str, Any]:
+        left = [name for name in ("OPT-CLIP float32", "OPT-ADAMW float32") if name in claims]
+        return bug.outcome(FOUND, claims=left[:1]) if left else bug.outcome(MISSED)
+
+    monkeypatch.setattr(near, "has_gpu", lambda: False)
+    monkeypatch.setattr(near, "_asked", false_in_turn)
+    monkeypatch.setattr(near.whole, "false_claims", false_claims)
+    said = near.attack(Bug.read(tmp_path / "one.patch"), traced)
+    assert (said["outcome"], said["claims"], said["excused"]) == (FOUND, ["OPT-ADAMW float32"], ["OPT-CLIP"])
+    assert on_honest == 2 * [tmp_path / "honest" / "one.patch"]
+    (tmp_path / "honest" / "one.patch").unlink()
+    said = near.attack(Bug.read(tmp_path / "one.patch"), traced)
+    assert (said["claims"], said.get("excused")) == (["OPT-CLIP float32"], None)
+
+
 def test_claims_that_execute_another_line_of_the_file_come_next() -> None:
     one, other = targets(contracts.load(), Selection(claims=["OPT-CLIP", "OPT-SCHEDULE"], dtypes=["float32"]), "cpu")
     traced = [(1.0, one, frozenset(["kernels/rope.py:3"])), (2.0, other, frozenset(["kernels/swiglu.py:3"]))]

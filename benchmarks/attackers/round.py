@@ -43,6 +43,12 @@ class Bug:
             raise CannotRun(f"{path}: expected lines {', '.join(FIELDS)} before the diff, the device cpu or cuda")
         return cls(path, *(found[name] for name in FIELDS))
 
+    @property
+    def honest(self) -> Path | None:
+        """The same change without its mistake, the patch of that name in the folder `honest`; None where there is none."""
+        path = self.path.parent / "honest" / self.path.name
+        return path if path.is_file() else None
+
     def outcome(self, outcome: str, **more: Any) -> Record:
         """What results.json says of the patch."""
         return {"outcome": outcome, "title": self.title, "where": self.where, "commit": commit(), **more}
@@ -53,11 +59,12 @@ def commit() -> str:
     return executed(["git", "rev-parse", "--short=12", "HEAD"], CHECKOUT).stdout.decode().strip()
 
 
-def false_claims(options: Sequence[str], device: str) -> list[str]:
-    """The claims that are false without a patch: they find nothing. Raises a RuntimeError where the run does not come to its end."""
-    records, reason = _asked(None, options, device)
+def false_claims(options: Sequence[str], device: str, patch: Path | None = None) -> list[str]:
+    """The claims that are false without a patch, or with an honest one: they find nothing. Raises a RuntimeError where the run does not
+    come to its end."""
+    records, reason = _asked(patch, options, device)
     if reason.startswith("no end"):
-        raise RuntimeError(f"the checkout without a patch: {reason}")
+        raise RuntimeError(f"the checkout with {patch}: {reason}" if patch else f"the checkout without a patch: {reason}")
     return sorted(set(map(_name, records)))
 
 
