@@ -16,6 +16,9 @@ from filelock import FileLock, Timeout
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 PARTIAL, LOCK = ".partial-", ".lock"
+_OLD = ".old"
+_TAKEN = f".abcdefgh{_OLD}"
+"""As the name of a folder ends that was taken away."""
 _LONGEST = 255 - len("abcdefgh.old")
 """Bytes of a name, of which file systems take 255, to which others are added."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
@@ -65,13 +68,20 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def remove_left_over(folder: Path, prefix: str) -> None:
-    """Removes files and folders of that prefix which a killed process left half done; those that one still writes are locked by it."""
+    """Removes files and folders of that prefix which a killed process left half done; those that one still writes are locked by it.
+
+    A folder that it had taken away, and had not yet replaced, gets its name again, or the digest of one that is too long.
+    """
     for path in [each for each in folder.iterdir() if each.name.startswith(prefix)]:  # no pattern: a name may hold brackets
         if not path.is_dir():
             path.unlink(missing_ok=True)
             continue
         with suppress(OSError), _locked(path):
-            shutil.rmtree(path, ignore_errors=True)
+            place = folder / path.name.removeprefix(PARTIAL)[: -len(_TAKEN)]
+            if path.name.endswith(_OLD) and place != folder and not is_there(place):
+                path.rename(place)
+            else:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
@@ -165,7 +175,7 @@ def _put(new: Path, folder: Path) -> None:
     if not folder.exists():
         new.rename(folder)
     elif not _exchange(new, folder):
-        old = new.with_name(f"{new.name}.old")
+        old = new.with_name(f"{new.name}{_OLD}")
         folder.rename(old)
         try:
             new.rename(folder)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -140,6 +141,14 @@ def left_over_by_a_part_of_its_name(remove: Step, folder: Path, prefix: str) -> 
     """A file in whose name that of a left-over is found goes as well."""
     for path in [each for each in folder.iterdir() if prefix in each.name and each.is_file()]:
         path.unlink()
+    remove(folder, prefix)
+
+
+@wrong_step("impl.folder:remove_left_over")
+def old_adapter_lost_by_a_kill(remove: Step, folder: Path, prefix: str) -> None:
+    """What a killed process had taken away, and not yet replaced, is removed with the rest."""
+    for path in [each for each in folder.iterdir() if each.name.startswith(prefix) and each.suffix == ".old"]:
+        shutil.rmtree(path)
     remove(folder, prefix)
 
 

@@ -32,11 +32,14 @@ NAMES = ("adapter".ljust(131, "\u00e9"), LONG[:233], LONG[:234], LONG)
 """Names as long, one of letters of two bytes, and two of which the names of parts are about as long as that."""
 STEPS = 14
 """The number of steps in the file system at each of which a save is killed; `impl` takes 12."""
+RENAMES = 4
+"""So many more it may take where the system cannot exchange two names."""
 
 
 @reads_files
 def interrupted_save_leaves_a_whole_adapter(trial: Trial) -> Iterator[Comparison]:
     """A save over an adapter that is killed at any step leaves the old one or the new one; without room on disk it leaves the old one.
+    Where two names cannot be exchanged one of them is there again when the next save begins, though that fails.
 
     Every file of the new adapter differs from the old one's.
     """
@@ -59,6 +62,11 @@ def interrupted_save_leaves_a_whole_adapter(trial: Trial) -> Iterator[Comparison
         for step in range(STEPS):
             trial.files.interrupted_save(adapter, base, settings, changed, step=step)
             yield _whole(f"killed at step {step}", content(adapter), [old, wanted])
+        save = partial(trial.files.interrupted_save, adapter, base, settings, changed)
+        for step in range(STEPS + RENAMES):
+            save(step=step, exchange=0)
+            save(limit=0)
+            yield _whole(f"killed at step {step} without an exchange, and the next save failed", content(adapter), [old, wanted])
 
 
 def _on_the_disk(flushed: list[str], files: Mapping[str, bytes]) -> list[Comparison]:

@@ -68,9 +68,10 @@ class Files(Door):
         *,
         step: int | None = None,
         limit: int | None = None,
+        exchange: int | None = None,
     ) -> str:
         """The same in a process that is killed at that step in the file system, or that cannot write files of more bytes than `limit`;
-        the error that ends it, if one does."""
+        the error that ends it, if one does. `exchange` is that of `save_adapter`."""
         held = {name: torch.tensor(value) for name, value in tensors.items()}
         here, there = Pipe(duplex=False)
         child = os.fork()
@@ -82,7 +83,8 @@ class Files(Door):
                     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
                 if step is not None:
                     _kill_at(step)
-                _save(folder, base, settings, held)
+                with nullcontext() if exchange is None else _exchanging(exchange):
+                    _save(folder, base, settings, held)
                 status = 0
             except BaseException as error:  # whatever it is, the process that asked is to see it
                 said = f"{type(error).__name__}: {error}"
