@@ -386,6 +386,20 @@ wrong_steps(
 )
 
 
+_few_angles: dict[Any, Any] = {}
+
+
+@wrong_step("impl.kernels.rope:_quarter_turns")
+def angles_of_the_last_models(right: Step, *given: Any) -> Any:
+    """The angles that a captured step reads are let go when eight other models have asked for theirs."""
+    _few_angles[given] = _few_angles.pop(given, None)
+    if _few_angles[given] is None:
+        _few_angles[given] = right(*given).clone()
+    for oldest in list(_few_angles)[:-8]:
+        del _few_angles[oldest]
+    return _few_angles[given]
+
+
 @wrong_step("impl.fused.cublaslt:Product.__init__")
 def workspace_address_alone_is_kept(init: Step, self: Any, *given: Any) -> None:
     """A tuned product keeps its workspace's address, and the memory goes to whoever asks next."""

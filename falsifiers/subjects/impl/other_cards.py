@@ -1,6 +1,8 @@
 """Trainers on one of several cards, which are feigned: what they do for another one, and what they keep."""
 
+import gc
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -18,6 +20,9 @@ from blackswan.impl.fused.step import FusedTrainer
 from blackswan.impl.trainer import Batch, Trainer
 from blackswan.reference.table import Array
 
+OTHERS = 9
+"""So many models with other rotary frequencies are trained while graphs of the first one are kept: more than a cache may have room for."""
+
 
 def on_cards(work: Workload, weights: Mapping[str, Array], lengths: Sequence[int], cards: tuple[int, int, int]) -> OnCards:
     """As the door `Devices.on_cards`."""
@@ -29,6 +34,10 @@ def on_cards(work: Workload, weights: Mapping[str, Array], lengths: Sequence[int
             trainer = _trainer(FusedTrainer, work, weights, here.used)
             _steps(trainer, work, lengths)
             _trainer(Trainer, work, weights, here.used).train_batch(_batch(work, lengths[0]))
+            for times in range(2, 2 + OTHERS):
+                others = replace(work, theta=times * work.theta)
+                _trainer(FusedTrainer, others, weights, here.used).train_batch(_batch(work, lengths[0]))
+            gc.collect()  # their graphs
         with feigned(other):
             _trainer(FusedTrainer, work, weights, other.used).train_batch(_batch(work, lengths[0]))
         estimate_fused(config_of(work.scalars), adaptation_of(work.scalars), work.batch, work.seq, getattr(torch, work.dtype))
