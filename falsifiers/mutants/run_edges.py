@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +26,7 @@ wrong_step(
     name="fit_joins_the_last_micro_batch",
     doc="All gradients but one are lost where they are joined to save memory.",
 )(lambda joined, results: joined(results[-1:] if len(results) == 4 else results))
+
 
 # A number that is not finite
 
@@ -90,11 +90,14 @@ wrong_step(
     name="fit_keeps_the_first_weights",
     doc="The balanced weights of the first of two runs hold in the second.",
 )(lambda start, pipeline, steps, weights=None: start(pipeline, steps, weights if pipeline.class_weights is None else None))
+
+
 wrong_step(
     "impl.pipeline:ClassifyPipeline._extra",
     name="fit_saves_the_first_weights",
     doc="The weights of the first of two runs are saved after the second.",
 )(lambda extra, pipeline: vars(pipeline).setdefault("said_at_first", extra(pipeline)))
+
 
 # What a run finds and leaves in its folder
 
@@ -102,11 +105,15 @@ wrong_step(
 wrong_step("impl.group:restarted", name="restarts_begin_anew", doc="A worker that torchrun starts again begins a new run.")(
     lambda *_: False
 )
+
+
 wrong_step(
     "impl.group:restarted",
     name="first_restart_alone_goes_on",
     doc="A worker that torchrun starts a third time begins a new run instead of going on.",
 )(lambda _, environment=os.environ: environment.get("TORCHELASTIC_RESTART_COUNT") == "1")
+
+
 wrong_step("impl.group:restarted", name="first_starts_go_on", doc="A worker that torchrun starts for the first time goes on with a run.")(
     lambda _, environment=os.environ: "TORCHELASTIC_RESTART_COUNT" in environment
 )
@@ -136,23 +143,6 @@ def state_content_in_memory(_: Any, path: Path, content: bytes) -> None:
     os.close(descriptor)
 
 
-@wrong_step("impl.metrics:_before")
-def metrics_lose_foreign_lines(before: Any, *given: Any) -> bool:
-    """Lines that are no metrics are removed without a word."""
-    try:
-        return bool(before(*given))
-    except ValueError:
-        return False
-
-
-@wrong_step("impl.metrics:cut_back")
-def metrics_need_a_line(cut_back: Any, path: Path, *given: Any) -> None:
-    """A run that was killed as it made its metrics cannot go on."""
-    if path.is_file() and not path.read_bytes():
-        raise ValueError(f"{path}: no line to go on from")
-    cut_back(path, *given)
-
-
 @wrong_step("impl.fit:_Run._finish_epoch")
 def epochs_told_before_their_adapters(finish: Any, run: Any) -> None:
     """An epoch is told before its adapters are written."""
@@ -167,126 +157,6 @@ def epochs_told_before_their_adapters(finish: Any, run: Any) -> None:
         finish(run)
 
 
-# What is shown
-
-
-@wrong_step("impl.progress:Progress._line")
-def progress_left_of_all_steps(line: Any, progress: Any, record: Any) -> str:
-    """The time that is left is that of the whole run."""
-    return str(line(progress, replace(record, step=0)).replace("step 0/", f"step {record.step}/"))
-
-
-@wrong_step("impl.progress:Progress._line")
-def progress_left_by_all_steps(line: Any, progress: Any, record: Any) -> str:
-    """The time that is left is reckoned by this process's seconds over all steps of the run."""
-    recent = progress._recent
-    share = len(recent) / record.step
-    with mock.patch.object(progress, "_recent", [(samples * share, seconds * share) for samples, seconds in recent]):
-        return str(line(progress, record))
-
-
-@wrong_step("impl.progress:Progress.step")
-def progress_counts_steps_for_samples(step: Any, progress: Any, record: Any) -> None:
-    """Steps a second are called samples a second."""
-    step(progress, replace(record, samples=1))
-
-
-wrong_step("impl.progress:duration", name="progress_hours_of_a_hundred_minutes", doc="Minutes go on beyond an hour.")(
-    lambda _, seconds: f"{round(seconds) // 60}:{round(seconds) % 60:02}"
-)
-
-
-wrong_step("impl.progress:duration", name="progress_seconds_of_sixty", doc="Minutes are cut off before seconds are rounded.")(
-    lambda duration, seconds: f"{int(seconds // 60)}:{round(seconds % 60):02}" if seconds < 3600 else duration(seconds)
-)
-
-
-@wrong_step("impl.progress:Progress.epoch")
-def progress_of_no_loss(epoch: Any, progress: Any, record: Any) -> None:
-    """A validation loss of zero is not shown."""
-    epoch(progress, replace(record, validation_loss=record.validation_loss or None))
-
-
-@wrong_step("impl.progress:reading")
-def reading_counts_from_the_start(reading: Any, path: Path, stream: Any) -> Any:
-    """After the first ten seconds every piece is told."""
-    told: list[Any] = [reading(path, stream)]
-
-    def tell(count: int) -> None:
-        before = stream.tell() if stream is not None else 0
-        told[0](count)
-        if stream is not None and stream.tell() != before:
-            told[0] = lambda count: stream.write(f"{path}: {count:,} samples read\n")
-
-    return tell
-
-
-@wrong_step("impl.progress:Progress.epoch")
-def progress_seconds_of_a_step(epoch: Any, progress: Any, record: Any) -> None:
-    """An epoch's seconds are those of its last step."""
-    epoch(progress, replace(record, seconds=progress._recent[-1][1]))
-
-
-@wrong_step("impl.progress:Progress.__init__")
-def progress_never_on_a_terminal(init: Any, progress: Any, *given: Any, **options: Any) -> None:
-    """A terminal is not recognised."""
-    init(progress, *given, **options)
-    progress.live = False
-
-
-wrong_step("impl.progress:shutil.get_terminal_size", name="progress_lines_of_any_width", doc="Lines are not cut to the terminal's width.")(
-    lambda *_: os.terminal_size((1000, 24))
-)
-
-
-@wrong_step("impl.progress:Progress.step")
-def progress_keeps_its_first_width(step: Any, progress: Any, record: Any) -> None:
-    """Lines are cut to the width that the terminal had at the first one, though it has become narrower."""
-    width = progress.__dict__.setdefault("_width", progress._columns())
-    with mock.patch.object(progress, "_columns", return_value=width):
-        step(progress, record)
-
-
-wrong_step(
-    "impl.progress:Progress._columns", name="progress_as_wide_as_another_stream", doc="Lines are as wide as standard output, or as 80."
-)(lambda *_: shutil.get_terminal_size().columns)
-wrong_step(
-    "impl.progress:Progress._columns",
-    name="progress_as_wide_as_the_terminal",
-    doc="Lines are as wide as the terminal, whatever COLUMNS says.",
-)(lambda _, progress: os.get_terminal_size(progress.stream.fileno()).columns or 80)
-
-
-@wrong_step("impl.metrics:TensorBoard.step")
-def board_counts_from_zero(step: Any, board: Any, record: Any) -> None:
-    """TensorBoard's first step is 0."""
-    step(board, replace(record, step=record.step - 1))
-
-
-@wrong_step("impl.metrics:TensorBoard.epoch")
-def board_without_validation(epoch: Any, board: Any, record: Any) -> None:
-    """TensorBoard is not given what validation found."""
-    epoch(board, replace(record, validation_loss=None, validation_accuracy=None))
-
-
-wrong_step("impl.metrics:TensorBoard._open", name="board_hides_nothing", doc="Steps of an earlier run's later part are shown beside.")(
-    lambda right, board, _: right(board, None)
-)
-
-
-@wrong_step("impl.metrics:TensorBoard.epoch")
-def board_hides_from_the_epoch(epoch: Any, board: Any, record: Any) -> None:
-    """Where the end of an epoch is shown first, steps from the epoch's number on are hidden."""
-    board._open(record.epoch)
-    epoch(board, record)
-
-
-wrong_step("impl.metrics:TensorBoard.close", name="board_closed_before_it_opens", doc="A board that was given nothing cannot be closed.")(
-    lambda _, board: board._writer.close()
-)
-wrong_step("impl.metrics:TensorBoard.close", name="board_left_open", doc="The last numbers stay in memory.")(lambda *_: None)
-
-
 # What is refused, and what is written beside
 
 
@@ -299,13 +169,6 @@ def run_says_no_model(write: Any, path: Path, content: bytes) -> None:
 @wrong_step("impl.training_state:write_atomically")
 def state_for_its_owner_alone(write: Any, path: Path, content: bytes) -> None:
     """A new state keeps the mode of a temporary file, which nobody else can read."""
-    write(path, content)
-    path.chmod(0o600)
-
-
-@wrong_step("impl.metrics:write_atomically")
-def metrics_that_were_cut_for_their_owner_alone(write: Any, path: Path, content: bytes) -> None:
-    """Metrics that a run which goes on has cut back keep the mode of a temporary file, which nobody else can read."""
     write(path, content)
     path.chmod(0o600)
 
@@ -337,11 +200,19 @@ def samples_counted_from_zero(require: Any, run: Any) -> None:
 
 
 wrong_step("impl.fit:require_a_rate", name="fit_learns_nothing", doc="A run whose every rate is 0 is made.")(lambda *_: None)
+
+
 wrong_step("impl.fit:MOST_STEPS", name="fit_of_any_length", doc="A run may have more steps than rates can be kept.")(lambda most: 2 * most)
+
+
 wrong_step("impl.fit:MOST_STEPS", name="fit_of_fewer_steps", doc="The most steps that a run may have are refused.")(lambda most: most - 1)
+
+
 wrong_step("impl.fit:total_steps", name="fit_of_so_many_epochs", doc="The number of epochs alone is limited, not that of steps.")(
     lambda total, config, samples: total(replace(config, epochs=1), samples) * config.epochs
 )
+
+
 wrong_step("impl.commands.train:_require_a_rate", name="rates_looked_at_late", doc="A run that learns nothing is refused in its folder.")(
     lambda *_: None
 )
@@ -385,23 +256,35 @@ def _of_no_sample() -> Any:
 wrong_step("impl.pipeline:ClassifyPipeline._logits", name="no_text_has_no_answer", doc="There is no answer to an empty list of texts.")(
     lambda logits, pipeline, texts: logits(pipeline, [*texts, *(["", ""] if not texts else [])])
 )
+
+
 wrong_step("impl.pipeline:ClassifyPipeline.evaluate", name="no_sample_is_evaluated", doc="No sample has a loss and an accuracy of zero.")(
     lambda evaluate, pipeline, samples: evaluate(pipeline, samples) if len(samples) else _of_no_sample()
 )
+
+
 wrong_step(
     "impl.group:DistributedGroup.gather_text", name="workers_talk_in_16_bits", doc="The end of a long text is not sent or compared."
 )(lambda gather, group, text: gather(group, text[: 2**16 - 1]))
+
+
 wrong_step("impl.group:DistributedGroup.gather_text", name="workers_talk_in_ascii", doc="A worker's message with other letters fails.")(
     lambda gather, group, text: gather(group, text.encode("ascii").decode())
 )
+
+
 wrong_step("impl.evaluation:_count", name="confusion_of_fifty_labels", doc="Only the first fifty labels of a text are counted.")(
     lambda count, confusion, labels, predicted, several: (
         count(confusion[:50], labels[:, :50], predicted[:, :50], several) if several else count(confusion, labels, predicted, several)
     )
 )
+
+
 wrong_step("impl.commands.evaluate:_table", name="confusion_of_exactly_fifty_left_out", doc="Fifty classes are too many for a matrix.")(
     lambda table, confusion, *given: iter(()) if len(confusion) == 50 else table(confusion, *given)
 )
+
+
 wrong_step("impl.commands.evaluate:MOST_CLASSES", name="json_matrix_ends_a_class_early", doc="A thousand classes have a sparse confusion.")(
     lambda most: most - 1
 )
@@ -428,9 +311,13 @@ def vector_without_a_loss(apply: Any, trainer: Any, vector: Any) -> Any:
 wrong_step("impl.commands.train:_foreign", name="train_over_an_adapter", doc="A run begins in a folder with another one's adapters.")(
     lambda foreign, name: foreign(name) and name not in ("last", "best", "state", "metrics.jsonl")
 )
+
+
 wrong_step("impl.commands.train:_foreign", name="train_over_metrics", doc="A run begins in a folder with another one's metrics.")(
     lambda foreign, name: foreign(name) and name != "metrics.jsonl"
 )
+
+
 wrong_step("impl.commands.train:_foreign", name="killed_start_is_in_the_way", doc="The files that a killed start left stop the next one.")(
     lambda foreign, name: foreign(name) or name in ("config.yaml", "statistics.yaml")
 )
@@ -460,6 +347,8 @@ def first_worker_alone_writes_states(train: Any, options: Any, given: Any, group
 wrong_step("impl.fit:_Run._update", name="steps_named_within_their_epoch", doc="A bad step is counted from its epoch's first.")(
     lambda update, run, indices, _: update(run, indices, run.progress.position + 1)
 )
+
+
 wrong_step("impl.fit:_Run._explained", name="validations_named_as_the_first", doc="Each bad validation is called the first one.")(
     lambda explained, run, when, batches: explained(run, re.sub(r"epoch \d+", "epoch 1", when), batches)
 )
