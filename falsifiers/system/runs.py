@@ -177,11 +177,12 @@ def after_adamw(parameter: Array, first: Array, second: Array, step: int, rate: 
 
 def every_sample_once_an_epoch(trial: Trial) -> Iterator[Comparison]:
     """The samples that the steps of an epoch read are those of the corpus, each once; no two epochs of one seed, or of another one, have
-    the same order, though their lower 32 bits be the same. Seeds that follow each other may share orders: some libraries draw those of an
-    epoch from the sum of both."""
+    the same order, though their lower 32 bits be the same; other libraries take no larger ones. Seeds that follow each other may share
+    orders: some libraries draw those of an epoch from the sum of both."""
     problem = small_run(trial, epochs=3, backend="torch")
     orders = yield from _orders(trial, problem)
-    orders += yield from _orders(trial, replace(problem, settings={**problem.settings, "seed": problem.settings["seed"] + 2**32}))
+    other = problem.settings["seed"] + (2**32 if trial.subject.name == "impl" else 10)
+    orders += yield from _orders(trial, replace(problem, settings={**problem.settings, "seed": other}))
     if any(order in orders[:place] for place, order in enumerate(orders)):
         yield broken("order", "the same in two epochs, or in runs of two seeds")
 
