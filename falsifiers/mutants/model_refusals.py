@@ -76,6 +76,15 @@ def shard_of_a_shape_unnamed(_: Any, expected: Any, stored: Any, folder: Path) -
     require_shapes(expected, {name: entry.shape for name, entry in stored.items()}, str(folder))
 
 
+@wrong_step("impl.checkpoint:_require_stored")
+def tied_copy_in_a_wider_dtype_refused(required: Any, expected: Any, stored: Any, folder: Path) -> None:
+    """The copy of a tied embedding has to be stored in the embedding's dtype."""
+    copy = stored.get("lm_head.weight")
+    if copy is not None and stored["model.embed_tokens.weight"].dtype != copy.dtype:
+        raise ValueError(f"{folder}: lm_head.weight is {copy.dtype}")
+    required(expected, stored, folder)
+
+
 @wrong_step("impl.checkpoint:load_checkpoint")
 def folder_tensors_listed_first(load: Any, folder: Path) -> Any:
     """The tensors of a folder's architecture are listed before its number of layers is looked at."""

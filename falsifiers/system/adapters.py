@@ -284,9 +284,9 @@ def checkpoint_arrives_exactly(trial: Trial) -> Iterator[Comparison]:
 def saved_checkpoint_is_exact(trial: Trial) -> Iterator[Comparison]:
     """A checkpoint that the subject loads and saves keeps its tensors, in the file by NumPy and loaded again, and its architecture.
 
-    Beside a tied embedding its copy may be stored as an output layer, as some writers do; it is no tensor of its own. Tensors may be in
-    several dtypes, as where norms are kept in float32, the folder may be named like a file, and a file may have a long header, of
-    any number of bytes. With one number of any tensor that is not finite nothing is saved.
+    Beside a tied embedding its copy may be stored as an output layer, as some writers do, in a wider dtype too; it is no tensor of its
+    own. Tensors may be in several dtypes, as where norms are kept in float32, the folder may be named like a file, and a file may have
+    a long header, of any number of bytes. With one number of any tensor that is not finite nothing is saved.
     """
     rng = trial.rng("model")
     model = generated(rng, trial.seed, str(rng.choice(DTYPES)))
@@ -297,7 +297,7 @@ def saved_checkpoint_is_exact(trial: Trial) -> Iterator[Comparison]:
     model = replace(model, config={**model.config, **positions})
     with tempfile.TemporaryDirectory() as parent:
         base, copy = model.write_checkpoint(Path(parent) / str(rng.choice(["base", "base.apr"]))), Path(parent) / "copy"
-        twin = {"lm_head.weight": model.decoder[EMBEDDING]} if model.scalars["tied"] and rng.integers(2) else {}
+        twin = {"lm_head.weight": _perhaps_wider(rng, model.decoder[EMBEDDING])} if model.scalars["tied"] and rng.integers(4) else {}
         save_file(model.decoder | twin, base / WEIGHTS, NOTE if rng.integers(2) else None)
         _padded_by(base / WEIGHTS, int(rng.integers(8)))
         loaded, said = trial.files.copy_checkpoint(base, copy), read_json(copy / CONFIG)
@@ -310,6 +310,11 @@ def saved_checkpoint_is_exact(trial: Trial) -> Iterator[Comparison]:
     yield from same_tensors(model.decoder, stored)
     yield from same_tensors(model.decoder, loaded)
     yield from spoiled
+
+
+def _perhaps_wider(rng: np.random.Generator, value: Array) -> Array:
+    """The tensor, or one of the same numbers in float64."""
+    return value.astype(np.float64) if rng.integers(2) else value
 
 
 def _padded_by(file: Path, spaces: int) -> None:
