@@ -1,5 +1,6 @@
 """Wrong ledgers of device memory: one step of `impl` replaced each."""
 
+import fcntl
 import json
 import os
 import random
@@ -335,6 +336,11 @@ def ledger_lock_goes_with_the_last(release: Callable[..., Any], self: Any, entry
     release(self, entry)
     if not self.entries():
         (self.folder / LOCK).unlink(missing_ok=True)
+
+
+wrong_step("impl.ledger:fcntl.flock", name="ledger_locked_by_its_process", doc="Threads of one process do not wait for each other.")(
+    lambda _, file, how: fcntl.lockf(file, how)
+)
 
 
 @wrong_step("impl.ledger:Ledger._write")

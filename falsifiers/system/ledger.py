@@ -102,7 +102,8 @@ def _card(rng: Generator) -> Card:
 
 
 def race_stays_within_capacity(trial: Trial) -> list[Comparison]:
-    """Processes that reserve at once never hold more than the device has; each ends, some of them got memory, and nothing is left."""
+    """Processes that reserve at once never hold more than the device has; each ends, some of them got memory, and nothing is left. Threads
+    of one process wait for each other too."""
     fitting = int(trial.rng("race").integers(1, 3))
     room = fitting * GIB + GIB // 2
     context = multiprocessing.get_context("fork")
@@ -133,7 +134,7 @@ def race_stays_within_capacity(trial: Trial) -> list[Comparison]:
         left = ledger.reserved()
         beside = ledger.entered_beside(ledger.acquire(0, GIB))
     return [
-        *same("processes in the ledger beside one that waited for the last release", 0, beside),
+        *same("who is in the ledger beside one that waited for the last release", [], beside),
         value_inside("held together", peak.value, 0, fitting),
         *same("exit status of each process", [0] * PROCESSES, [process.exitcode for process in processes]),
         value_at_least("reservations", gained.value, fitting),

@@ -3,16 +3,18 @@
 import fcntl
 import io
 import json
+import multiprocessing
 import os
 import random
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 from unittest import mock
 
 import torch
@@ -28,6 +30,9 @@ from blackswan.impl.commands import train as train_command
 from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.impl.samples import Samples
+
+LONGEST, MOMENT = 5.0, 0.1
+"""Seconds that another one is given to ask for the ledger's lock, and to get in."""
 
 
 class _Reserved(BaseException):
@@ -167,24 +172,52 @@ class Ledger(Session):
         entries = self._book.entries()
         return [sum(entry.bytes for entry in entries if entry.device == key) for key in self._keys]
 
-    def entered_beside(self, reservation: int) -> int:
-        """How often somebody gets into the ledger beside a process that has waited for it while that reservation was given back."""
-        lock, living, beside, held = fcntl.flock, ledger.Ledger._living, list[str](), [reservation]
+    def entered_beside(self, reservation: int) -> list[str]:
+        """Who gets into the ledger, a process or a thread of this one, beside somebody that has waited for it while another process gave
+        that reservation back: each is given a tenth of a second from when it asks for the lock, by flock or lockf."""
+        living, context, beside, who = ledger.Ledger._living, multiprocessing.get_context("fork"), list[str](), threading.local()
+        waits, released = context.Event(), context.Event()
+        starts, asks, enters = ({"process": context.Event(), "thread": threading.Event()} for _ in range(3))
 
-        def waiting(file: IO[str], how: int) -> None:
-            if held:
-                self.release(held.pop())
-            lock(file, how)
+        def lock(real: Callable[..., None], *arguments: Any) -> None:
+            if who.name in asks:
+                asks[who.name].set()
+            elif who.name == "owner" and not released.is_set():
+                waits.set()
+                released.wait(LONGEST)
+            real(*arguments)
 
         def inside(book: ledger.Ledger) -> list[ledger.Entry]:
-            with (book.folder / ledger.LOCK).open("a") as other, suppress(BlockingIOError):
-                lock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                beside.append("inside")
+            if who.name in enters:
+                enters[who.name].set()
+            elif who.name == "owner":
+                for name in starts:
+                    starts[name].set()
+                    asks[name].wait(LONGEST)
+                    beside.extend([name] if enters[name].wait(MOMENT) else [])
             return living(book)
 
-        with mock.patch("blackswan.impl.ledger.fcntl.flock", waiting), mock.patch("blackswan.impl.ledger.Ledger._living", inside):
+        def give_back() -> None:
+            who.name = "holder"
+            waits.wait()
+            self.release(reservation)
+            released.set()
+
+        def enter(name: str) -> None:
+            who.name = name
+            starts[name].wait()
+            self._book.entries()
+
+        who.name, thread = "owner", threading.Thread(target=enter, args=["thread"], daemon=True)
+        others = [context.Process(target=give_back, daemon=True), context.Process(target=enter, args=["process"], daemon=True), thread]
+        locks = {each: partial(lock, getattr(fcntl, each)) for each in ("flock", "lockf")}
+        with mock.patch.multiple("blackswan.impl.ledger.fcntl", **locks), mock.patch.object(ledger.Ledger, "_living", inside):
+            for other in others:
+                other.start()
             self.reserved()
-        return len(beside)
+            for other in others:
+                other.join()
+        return beside
 
     def run(self, card: int, count: int, block: Callable[[], object]) -> None:
         """Calls `block`, which needs so many bytes of the card, as a run is started."""
