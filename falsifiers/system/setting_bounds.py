@@ -174,7 +174,9 @@ def training_settings_have_bounds(trial: Trial) -> Iterator[Comparison]:
                 yield from same(f"what was given with {name} = {str(value)[:40]}", before, repr(given)[:400])
                 way = [None, None, _by_file, _by_option if _is_option(name, value) else _by_file][int(rng.integers(4))]
                 if isinstance(value, str) and "," in value:  # which is how an option lists values
-                    way = _by_option
+                    way = None if " " in value else _by_option
+                if isinstance(value, list) and name == "lora_targets":  # which only a file has
+                    way = _by_file
                 yield from way(trial, folder, name, given, taken=taken) if way else ()
         for name, given in TOGETHER.items():
             yield from _in_python(trial, partial(trial.classifiers.settings, given), name, given, taken=False)
@@ -182,6 +184,16 @@ def training_settings_have_bounds(trial: Trial) -> Iterator[Comparison]:
         for said, odd in [*_unknown(), *_too_long()]:
             yield from _in_python(trial, partial(trial.classifiers.settings, odd), said, said, taken=False)
         yield from _files(trial, folder)
+    yield from _with_a_blank(trial)
+
+
+def _with_a_blank(trial: Trial) -> Iterator[Comparison]:
+    """Projections with a blank behind their comma are refused by the option's name, or are those that they are without it."""
+    plain, blank = (trial.commands.attempt("summary", f"--model={CHECKPOINT}", f"--lora-targets=q_proj,{each}o_proj") for each in ("", " "))
+    if blank.status:
+        yield from same("projections with a blank", (4, "", True), (blank.status, blank.out, "--lora-targets: " in blank.err))
+    else:
+        yield from same("projections with a blank", *(said.out.replace(" ", "") for said in (plain, blank)))
 
 
 def _unknown() -> Iterator[tuple[str, dict[str, Any]]]:
