@@ -71,7 +71,7 @@ ROTARY: dict[str, tuple[Values, str]] = {
 """Rotary parameters that contradict each other, or that are not computed."""
 NOT_COMPUTED: Mapping[str, Any] = {
     **{"hidden_act": "gelu", "attention_bias": True, "mlp_bias": True, "attention_dropout": 0.1, "is_causal": False},
-    **{"is_encoder_decoder": True, "use_sliding_window": True, "use_bidirectional_attention": True, "partial_rotary_factor": 0.5},
+    **{"is_encoder_decoder": True, "use_bidirectional_attention": True, "partial_rotary_factor": 0.5},
     **{"quantization_config": {"bits": 4}, "auto_map": {}, "attention_chunk_size": 4, "head_dim": 7, "num_key_value_heads": 3},
     **{"per_layer_config": {}, "kv_sharing_modes": ["own"], "text_config": {}, "decoder": {}, "generator": {}},
     **{"tie_word_embeddings": "yes", "model_type": "lama", "rms_norm_eps": "1e-6"},
@@ -114,8 +114,8 @@ def _config_damage(folder: Path, family: str) -> Iterator[Damage]:
     if family == "llama":
         yield make({"sliding_window": 4})
     else:
-        # max_window_layers is how many layers have no window: with 0 all have one.
-        yield make({"use_sliding_window": True, "max_window_layers": 0}, "use_sliding_window")
+        # max_window_layers is how many layers have no window: with 0 all have one. Without it there are none in a model of two layers.
+        yield from (make({"use_sliding_window": True, "max_window_layers": plain}, "use_sliding_window") for plain in (0, 1))
         # transformers' classes have a number of their own.
         yield from (make(changes) for changes in ({"num_key_value_heads": ABSENT}, {"head_dim": None}))
     if family != "qwen3":  # whose heads have a size of their own
