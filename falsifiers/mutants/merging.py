@@ -185,3 +185,13 @@ def merged_refused_as_a_base(load: Step, folder: Path) -> Any:
 def export_of_what_a_link_leads_to(load: Step, folder: Path) -> Any:
     """The link of a model is followed before it is exported, to a file of another name, which is no .apr file."""
     return load(folder.resolve())
+
+
+@wrong_step("impl.merge:merge_adapter")
+def merged_twice_from_layer_ten_on(merge: Step, checkpoint: Any, adapter: Any, **named: Any) -> dict[str, torch.Tensor]:
+    """Weights are merged layer by layer by the beginnings of their names, and those of layer 10 begin as layer 1's: they get their update
+    twice."""
+    merged: dict[str, torch.Tensor] = merge(checkpoint, adapter, **named)
+    names = [name for name in merged if name.startswith("model.layers.10.")]
+    again = replace(checkpoint, tensors={**checkpoint.tensors, **{name: merged[name] for name in names}})
+    return {**merged, **{name: value for name, value in merge(again, adapter, **named).items() if name in names}}

@@ -58,7 +58,8 @@ def merged_weights_are_sums(trial: Trial) -> list[Comparison]:
 
     The other tensors, the head and config.json are as they were. The base may be in several dtypes, and each weight keeps its own; the
     adapter is in any dtype or in several, and one of its updates is zero; torch's default dtype may be any. It is asked of an adapter too
-    that was trained in another dtype than the checkpoint's, and in a fifth of the cases of weights with more than 2¹⁶ numbers.
+    that was trained in another dtype than the checkpoint's, of eleven layers, and in a fifth of the cases of weights with more than 2¹⁶
+    numbers.
     """
     rng, dtypes = trial.rng("model"), list(DTYPES)
     stored, trained_in = map(str, rng.permutation(dtypes[:3])[:2])
@@ -75,7 +76,8 @@ def merged_weights_are_sums(trial: Trial) -> list[Comparison]:
         model = replace(model, decoder={name: value.astype(drawn[name]) for name, value in model.decoder.items()})
     sizes = {"hidden": LARGE, "intermediate": LARGE, "layers": 1}
     large = [generated(rng, trial.seed, "float32", targets="all", **sizes)] if trial.seed % 5 == 0 else []
-    return [each for one in (model, other, *large) for each in _merged_sums(trial, one)] + _too_large_when_merged(trial, rng)
+    deep = generated(trial.rng("deep"), trial.seed, "float32", layers=11)
+    return [each for one in (model, other, deep, *large) for each in _merged_sums(trial, one)] + _too_large_when_merged(trial, rng)
 
 
 def _too_large_when_merged(trial: Trial, rng: Generator) -> list[Comparison]:
