@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -188,3 +188,21 @@ def balanced_weights_forgotten_before_a_run(extra: Step, self: Any) -> dict[str,
     """An adapter that is saved before a run has made numbers of balanced class weights is opened without any, and trained so."""
     found = extra(self)
     return {**found, "settings": {**found["settings"], "class_weights": self.class_weights}}
+
+
+@wrong_step("impl.saved:_settings")
+def saved_without_later_settings_refused(settings: Step, adapter: Any, folder: Path) -> Any:
+    """An adapter that was saved when there were fewer settings is refused."""
+    found = settings(adapter, folder)
+    if missing := sorted(asdict(found).keys() - adapter.extra.get("settings", asdict(found)).keys()):
+        raise ValueError(f"{folder / 'blackswan.json'}: settings have no {missing[0]}")
+    return found
+
+
+@wrong_step("impl.adapter:read_beside")
+def saved_without_a_scaling_refused(read: Step, path: Path, config: Any) -> dict[str, Any]:
+    """An adapter of before rotary frequencies were scaled, whose architecture says nothing of that, is of another base."""
+    values: dict[str, Any] = read(path, config)
+    if "rope_scaling" not in values["architecture"]:
+        raise ValueError(f"{path}: trained on a decoder without rope_scaling; use its own base")
+    return values

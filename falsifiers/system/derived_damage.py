@@ -41,7 +41,8 @@ class Damage:
     """Files of a folder with other content, None for one that is removed, a path for one that is a link to there, and what the refusal
     names (a regular expression).
 
-    A `free` one may also change nothing: it is refused, or the answer is that of the whole folder. Of `taken` ones nothing is refused.
+    A `free` one may also change nothing: it is refused, or the answer is that of the whole folder. Of `taken` ones nothing is refused,
+    and what is both changes nothing.
     """
 
     name: str
@@ -81,7 +82,7 @@ def _harmless(damage: Damage, whole: object, ask: Callable[[], object]) -> Itera
         if damage.taken or not isinstance(error.__cause__, ValueError | OSError):
             yield broken(damage.name, "refused", "an answer", str(error))
         return
-    if not damage.taken:
+    if damage.free or not damage.taken:
         yield from same(f"answer with {damage.name}", whole, found)
 
 

@@ -96,6 +96,9 @@ def _beside_damage(folder: Path, rng: Generator) -> Iterator[Damage]:
     own = ("num_classes", "pooling", "quantize_nf4", "double_quantize", *(() if merged else ("lora_rank", "lora_alpha", "lora_targets")))
     for key in values["extra"]["settings"]:
         yield make({f"extra/settings/{key}": {"a": 1}}, f"{BESIDE}.*{key}", seal=True, free=key in own)
+    later = {f"extra/settings/{key}": ABSENT for key in values["extra"]["settings"] if key not in (*SETTINGS, *own)}
+    later |= {f"architecture/{key}": ABSENT for key, value in values["architecture"].items() if value is None}
+    yield make(later, seal=True, free=True, taken=True)  # earlier versions had fewer settings, and no scaling of rotary frequencies
 
 
 def _model_damage(folder: Path, name: str) -> Iterator[Damage]:
