@@ -206,3 +206,12 @@ def saved_without_a_scaling_refused(read: Step, path: Path, config: Any) -> dict
     if "rope_scaling" not in values["architecture"]:
         raise ValueError(f"{path}: trained on a decoder without rope_scaling; use its own base")
     return values
+
+
+wrong_steps(
+    "impl.adapter:_peft_config",
+    adapter_with_a_later_key=(
+        "adapter_config.json has a key that later versions of PEFT alone know, and no earlier one opens it.",
+        lambda written, *given: {**written(*given), "lora_bias": False},
+    ),
+)

@@ -54,6 +54,12 @@ UNEVEN = {"heads": 3, "kv_heads": 1, "head_dim": 8}
 """Heads that do not share out the hidden size: config.json says their own size."""
 NOTE = {"note": "x" * 2**16}
 """Metadata that make a file's header longer than 16 bits count, as the headers of models with many layers are."""
+PEFT_KEYS = {
+    *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "fan_in_fan_out", "inference_mode", "init_lora_weights"),
+    *("layers_pattern", "layers_to_transform", "lora_alpha", "lora_dropout", "modules_to_save", "peft_type", "r", "rank_pattern"),
+    *("revision", "target_modules", "task_type", "use_dora", "use_rslora"),
+}
+"""A PEFT that does not know a key does not open the file: later versions have more of them."""
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "init_lora_weights": (True, False, "gaussian", "orthogonal"),
     "task_type": ("SEQ_CLS", None),
@@ -117,7 +123,8 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
     readable = same("modes of folder and files", dict.fromkeys(modes, oct(0o644)) | {"adapter": oct(0o755)}, modes)
     named = model.scalars["targets"].replace("+", ",")  # in the order of a block, as in adapters of before
     own = same(f"updates in {BESIDE}", {**{name: model.scalars[name] for name in ("rank", "alpha")}, "targets": named}, lora)
-    return same_keys(ADAPTER_CONFIG, said, config) + tensors + metadata + readable + own + prepared + beside
+    keys = same(f"keys of {ADAPTER_CONFIG}", sorted(PEFT_KEYS), sorted(config))
+    return keys + same_keys(ADAPTER_CONFIG, said, config) + tensors + metadata + readable + own + prepared + beside
 
 
 def _extra_comes_back(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
