@@ -316,3 +316,22 @@ def state_with_the_wrong_word(require: Any, optimiser: Any, state: Any) -> None:
         require(optimiser, state)
     except ValueError as error:
         raise ValueError(" ".join(words.get(word, word) for word in str(error).split())) from error
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline.save")
+def saving_steps_on_what_waits(save: Any, pipeline: Any, folder: Any) -> None:
+    """What waits for a step is applied before an adapter is saved, so that it is in it."""
+    if pipeline.trainer.accumulated:
+        pipeline.apply()
+    save(pipeline, folder)
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline.merge")
+def merged_in_place_and_taken_out(merge: Any, pipeline: Any, folder: Any) -> None:
+    """The update is added to the weights of the classifier for a merge, and taken out again, which leaves them a rounding off."""
+    merge(pipeline, folder)
+    with torch.no_grad():
+        for module in pipeline.classifier.modules():
+            if getattr(module, "lora_A", None) is not None and module.weight is not None:
+                update = module.alpha / len(module.lora_A.weight) * module.lora_B.weight @ module.lora_A.weight
+                module.weight.add_(update).sub_(update)

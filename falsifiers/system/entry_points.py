@@ -169,7 +169,7 @@ def trainable_count_is_the_formulas(trial: Trial) -> Iterator[Comparison]:
 
 @by_each_backend
 def evaluation_changes_nothing(trial: Trial) -> Iterator[Comparison]:
-    """Evaluations between the calls of training, those that accumulate and apply too, change no bit of it.
+    """Evaluations and saves between the calls of training, those that accumulate and apply too, change no bit of it.
 
     And an evaluation after a step gives the reference's loss at the parameters then, not what the step left behind; in bfloat16 it is the
     loss that is given where nothing was evaluated before, and with torch's operations that of a call that asks for gradients.
@@ -195,6 +195,7 @@ def _evaluated_between(trial: Trial, problem: SmallRun, exact: bool) -> Iterator
         mixed.forward_only([8, 2])
         mixed.predict([1])
         mixed.evaluate([0, 1, 2])
+        mixed.saved()
         if name:
             for pipeline in (plain, mixed):
                 getattr(pipeline, name)(*given)

@@ -89,13 +89,14 @@ class Classifiers(Door):
         self, model: Path, hyperparameters: Mapping[str, Any], trainable: Mapping[str, Array], texts: Sequence[str], labels: Sequence[Label]
     ) -> dict[str, Answered]:
         """The answers of a checkpoint with those trainable tensors, as an `adapter` and `merged`, with each text's label for evaluation.
-        The adapter has answered the same with its first tensors before."""
+        The adapter has answered the same with its first tensors before, and its logits in training are those of before the merge."""
         samples = [Sample(text, tuple(label) if isinstance(label, list) else label) for text, label in zip(texts, labels, strict=True)]
         pipeline = self._pipeline(model, hyperparameters, trainable, lambda fresh: _answered(fresh, samples))
         with tempfile.TemporaryDirectory() as parent:
+            before = _in_training(pipeline, texts)
             pipeline.merge(Path(parent) / "merged")
             merged = ClassifyPipeline.from_merged(Path(parent) / "merged", device=self._device)
-            return {name: _answered(each, samples) for name, each in (("adapter", pipeline), ("merged", merged))}
+            return {"adapter": replace(_answered(pipeline, samples), logits_in_training=before), "merged": _answered(merged, samples)}
 
     def merged(
         self,
@@ -193,7 +194,7 @@ def _answered(pipeline: ClassifyPipeline, samples: list[Sample]) -> Answered:
     """
     texts = [sample.text for sample in samples]
     tokens = [tensor.to(pipeline.device) for tensor in pipeline.tokens.batch(texts)]
-    in_training = pipeline.classifier(*tokens).detach()
+    in_training = _in_training(pipeline, texts)
     with torch.no_grad():
         logits = pipeline.classifier(*tokens)
     name = "labels" if pipeline.config.multi_label else "label"
@@ -212,7 +213,14 @@ def _answered(pipeline: ClassifyPipeline, samples: list[Sample]) -> Answered:
     classes = {"predict": np.asarray(pipeline.predict(texts)), "forward_only": passed.predicted.cpu().numpy(), "evaluate": shown}
     probabilities["command"], classes["command"] = (np.asarray([line[key] for line in lines]) for key in ("probabilities", name))
     losses = np.asarray([evaluation.loss for evaluation in evaluations])
-    return Answered(logits.float().cpu().numpy(), in_training.float().cpu().numpy(), probabilities, classes, losses)
+    return Answered(logits.float().cpu().numpy(), in_training, probabilities, classes, losses)
+
+
+def _in_training(pipeline: ClassifyPipeline, texts: Sequence[str]) -> Array:
+    """Logits of a pass that keeps what a backward pass needs."""
+    logits = pipeline.classifier(*(tensor.to(pipeline.device) for tensor in pipeline.tokens.batch(texts)))
+    found: Array = logits.detach().float().cpu().numpy()
+    return found
 
 
 @cache
