@@ -178,3 +178,11 @@ wrong_steps(
 def apr_written_by_one_call(_: Step, file: Any, at: int, content: Any) -> None:
     """Each tensor is written by one call of pwrite, which takes 2 GiB at most, and the rest of it is lost."""
     os.pwrite(file.fileno(), content, at)
+
+
+@wrong_step("impl.apr_write:_content")
+def apr_of_float64_refused(content: Step, name: str, tensor: Any, dtype: str | None) -> Any:
+    """A checkpoint in float64, which the format does not have, is refused also where another dtype is asked for."""
+    if str(tensor.dtype) == "torch.float64":
+        raise ValueError(f"{name}: {tensor.dtype} is not in the format")
+    return content(name, tensor, dtype)

@@ -248,7 +248,7 @@ def _by_a_name(trial: Trial) -> str:
 @reads_files
 def written_file(trial: Trial) -> Iterator[Comparison]:
     """Each byte of a file that was written from a folder of tensors in several dtypes: header, metadata, index, padding, checksums and
-    tensors; and it is read again. A dtype that the format lacks is refused where no other is asked for."""
+    tensors; and it is read again. A dtype that the format lacks is refused where no other is asked for, and converted where one is."""
     rng, model = trial.rng("file"), drawn(trial, **({0: LONG, 1: {"layers": 11}}.get(trial.seed % 8, {})))
     chosen, model = mixed(rng, replace(model, config=config_files.plain(model.scalars) | SPECIALS[trial.seed % 2]))
     dtype = (None, "float32", "float16", "bfloat16")[int(rng.integers(4))]
@@ -288,6 +288,9 @@ def written_file(trial: Trial) -> Iterator[Comparison]:
         shutil.copyfile(CHECKPOINT / TOKENIZER, folder / "double" / TOKENIZER)
         yield trial.refuses("float64 as it is", ask, f"{re.escape(EMBEDDING)}.*float64", "ValueError")
         yield from same("files of a refused export", [], [each.name for each in folder.glob("*double*.*")])
+        trial.files.export(folder / "double", folder / "double.apr", "float32")
+        single = {name: value.astype(np.float32) for name, value in double.decoder.items()}
+        yield from same_bits(single, trial.files.read_checkpoint(folder / "double.apr"))
 
 
 def _short(dtype: str) -> str:
