@@ -1,5 +1,6 @@
 """Wrong readers and writers of `.apr` files that differ at a limit, in a name, or in what no weight shows."""
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -139,3 +140,11 @@ def apr_checksum_of_small_files(require: Any, self: Any) -> None:
 def apr_frequency_factors_ignored(by_name: Step, file: Any) -> Any:
     """The factors by which GGUF scales the rotary frequencies are passed over, and the angles are those of a model without them."""
     return {name: entry for name, entry in by_name(file).items() if not name.startswith("rope_f")}
+
+
+@wrong_step("impl.apr_write:special_tokens")
+def special_tokens_of_generation(special: Step, source: Path) -> dict[str, Any]:
+    """What ends a text that is generated takes the place of the tokens by which config.json says that texts of training end."""
+    path = source / "generation_config.json"
+    said = json.loads(path.read_text()) if path.is_file() else {}
+    return {**special(source), **{key: value for key, value in said.items() if key.endswith("token_id")}}

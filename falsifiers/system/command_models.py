@@ -34,7 +34,7 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 BESIDE_THE_TOKENIZER: Mapping[str, str] = {
     **{TOKENIZER_CONFIG: '{"model_max_length": 512}', "special_tokens_map.json": "{}", "added_tokens.json": "{}"},
     **{"vocab.json": '{"a": 0}', "merges.txt": "a b\n", "tokenizer.model": "\x00\x01", "chat_template.jinja": "{{ text }}"},
-    "generation_config.json": '{"temperature": 0.5}',
+    "generation_config.json": '{"temperature": 0.5, "eos_token_id": 6, "pad_token_id": 6}',
 }
 """Files of a checkpoint that belong to its tokenizer, and that other programs read."""
 END, OTHER_END = 3, 5
