@@ -318,6 +318,11 @@ def _none_of_nothing(divide: Step, samples: Any, apart: Any, fraction: float, se
 wrong_steps(
     "impl.pipeline:training_and_validation", run_drops_validation_beside_zero=("A fraction of 0 drops what validates.", _none_of_nothing)
 )
+wrong_step(
+    "impl.pipeline:training_and_validation",
+    name="run_split_where_none_validate",
+    doc="An empty list for validation is none, and a part of what was to be trained on is held out.",
+)(lambda divide, samples, apart, *others: divide(samples, apart if apart is not None and len(apart) else None, *others))
 wrong_steps(
     "impl.samples:training_and_validation", command_drops_validation_beside_zero=("A fraction of 0 drops --validation.", _none_of_nothing)
 )

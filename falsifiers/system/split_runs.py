@@ -33,7 +33,8 @@ def validation_samples_are_not_trained_on(trial: Trial) -> list[Comparison]:
     """Every epoch trains on each sample that the split does not hold out, once, and validates on each that it does, once.
 
     Where a validation corpus is given, a run trains on all of the corpus and validates on that one, whatever fraction of other corpora the
-    settings hold out: none, their default or the one that is drawn. Both entries to a run are tried.
+    settings hold out: none, their default or the one that is drawn. Both entries to a run are tried. Python may give an empty list for
+    validation: then all is trained on, and nothing validated.
     """
     rng = trial.rng("split run")
     fraction, seed = float(rng.choice([0.1, 0.2, 0.25])), int(rng.integers(2**32, 2**63 - 1))
@@ -55,6 +56,9 @@ def validation_samples_are_not_trained_on(trial: Trial) -> list[Comparison]:
                 folder = Path(parent) / f"{entry} {len(list(Path(parent).iterdir()))}"
                 reads = trial.trainer.fit_files(entry, SETTINGS | {"seed": seed} | settings, folder, **places)
                 found += _epochs(f"{entry}, validation {name}", reads, *expected)
+        (empty := Path(parent) / "empty.jsonl").write_text("")
+        reads = trial.trainer.fit_files("pipeline", SETTINGS | used, Path(parent) / "alone", **files, validation=empty)
+        found.append(same_samples("trained on without validation", EPOCHS * _samples(own), [read.sample for read in reads if read.trained]))
     return found
 
 

@@ -148,7 +148,7 @@ class Trainer(Door):
         misuses(_pipeline(problem, self._device, ALONE))[name]()
 
     def fit_files(self, entry: str, settings: dict[str, Any], output: Path, **files: Path) -> list[Read]:
-        """A run on files, by the pipeline or by the command."""
+        """A run on files, by the pipeline, to which an empty one is an empty list, or by the command."""
         reads: list[Read] = []
         with reading(reads.extend), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             {"pipeline": self._by_pipeline, "command": self._by_command}[entry](settings, output, files)
@@ -157,7 +157,11 @@ class Trainer(Door):
     def _by_pipeline(self, settings: dict[str, Any], output: Path, files: Mapping[str, Path]) -> None:
         config = ClassifyConfig.from_mapping(settings)
         pipeline = ClassifyPipeline.from_pretrained(files["model"], config, device=self._device)
-        read = {name: load_corpus(path, config.num_classes, config.multi_label) for name, path in files.items() if name != "model"}
+        read = {
+            name: load_corpus(path, config.num_classes, config.multi_label) if path.stat().st_size else []
+            for name, path in files.items()
+            if name != "model"
+        }
         pipeline.fit(read["corpus"], read.get("validation"), output)
 
     def _by_command(self, settings: dict[str, Any], output: Path, files: Mapping[str, Path]) -> None:
