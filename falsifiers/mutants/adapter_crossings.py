@@ -221,3 +221,10 @@ wrong_steps(
 def adapter_layers_of_one_digit(attach: Step, self: Any, masters: Mapping[str, torch.Tensor]) -> None:
     """The first digit of a layer's number counts, so that layer 10 has the update of layer 1."""
     attach(self, {name: masters[name.replace(".layers.10.", ".layers.1.")].clone() for name in masters})
+
+
+@wrong_step("impl.saved:_settings")
+def texts_of_pefts_cut_shorter(settings: Step, adapter: Any, folder: Path) -> Any:
+    """Texts are cut at 256 tokens, as those of a run by the command, where an adapter says nothing of their length."""
+    found = settings(adapter, folder)
+    return found if adapter.extra else replace(found, max_seq_len=256)

@@ -63,12 +63,13 @@ def adapters_without_settings_serve(trial: Trial) -> Iterator[Comparison]:
 
 
 def _summary(text: str, targets: Sequence[str], scalars: dict[str, object], merged: str = "") -> list[Comparison]:
-    """The lines about the base weights, the adapter and its head."""
+    """The lines about the base weights, the longest texts, the adapter and its head."""
     shown = {name: line.strip() for name, line in (line.split(": ", 1) for line in text.splitlines())}
     adapted = f"rank {scalars['rank']}, alpha {scalars['alpha']:g}, on {', '.join(targets)}{merged}"
     return [
         *same("summary, dtype of the base weights", "base weights in float32", shown["device"].rpartition(", ")[2]),
         *same("summary, LoRA", adapted, shown["LoRA"]),
+        *same("summary, longest text", "at most 512", shown["tokens"].split(", ")[-2]),
         *same("summary, a model without steps", bool(merged), shown["steps"].startswith("none")),
         *same("summary, head", f"{scalars['classes']} classes, last pooling", shown["head"]),
     ]
