@@ -148,3 +148,11 @@ def special_tokens_of_generation(special: Step, source: Path) -> dict[str, Any]:
     path = source / "generation_config.json"
     said = json.loads(path.read_text()) if path.is_file() else {}
     return {**special(source), **{key: value for key, value in said.items() if key.endswith("token_id")}}
+
+
+@wrong_step("impl.apr_checkpoint:_values")
+def apr_positions_up_to_the_default(values: Step, *given: Any) -> Any:
+    """A file's limit of positions is the format's default at most, and longer texts are refused."""
+    found, names = values(*given)
+    said = found.get("max_position_embeddings")
+    return {**found, "max_position_embeddings": min(said, 32_768) if type(said) is int else said}, names

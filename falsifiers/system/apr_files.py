@@ -103,7 +103,7 @@ def equals_safetensors(trial: Trial) -> Iterator[Comparison]:
     """F32, F16 and BF16, mixed; metadata by any of its names, contents in any order, vectors as rows, tensors of a training run, any
     rope_type."""
     rng, model = trial.rng("file"), drawn(trial)
-    positions = {"max_position_embeddings": int(rng.choice([512, apr_spellings.POSITIONS]))}
+    positions = {"max_position_embeddings": int(rng.choice([512, apr_spellings.POSITIONS, 4 * apr_spellings.POSITIONS]))}
     chosen, model = mixed(rng, replace(model, config=config_files.plain(model.scalars) | SPECIALS[trial.seed % 2] | positions))
     stored = [plain(name, value, chosen[name]) for name, value in model.decoder.items()]
     rows = [replace(each, shape=(1, *each.shape)) if len(each.shape) == 1 and rng.integers(2) else each for each in stored]
