@@ -1,6 +1,7 @@
 """Wrong readers of corpora, and wrong counts and class weights of their samples: one step of `impl` replaced each."""
 
 import math
+import stat
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
@@ -90,6 +91,15 @@ def corpus_changes_unseen(_: Step, path: Path) -> Iterator[bytes]:
     """A corpus that another program is writing is taken for a whole one."""
     with path.open("rb") as file:
         yield from (line.removesuffix(b"\n") for line in file)
+
+
+@wrong_step("impl.corpus:_lines")
+def corpus_changes_by_being_read(lines: Step, path: Path) -> Iterator[bytes]:
+    """All that the system says of a corpus has to stay as it was, the time of its last reading too."""
+    before = path.stat()
+    yield from lines(path)
+    if stat.S_ISREG(before.st_mode) and path.stat() != before:
+        raise ValueError(f"{path}: changed while it was read; wait until it is written, and start again")
 
 
 @wrong_step("impl.corpus:_lines")

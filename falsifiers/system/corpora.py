@@ -3,7 +3,7 @@
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,9 @@ from blackswan.falsifiers.subjects.doors.files import CorpusFile, Label
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.falsifiers.system.written import written
+
+DAY = 24 * 3600 * 10**9
+"""Nanoseconds."""
 
 
 def corpus_arrives_exactly(trial: Trial) -> list[Comparison]:
@@ -30,12 +33,22 @@ def multi_label_corpus_arrives_exactly(trial: Trial) -> list[Comparison]:
 
 def _written(trial: Trial, *, multi_label: bool) -> list[Comparison]:
     with written(trial.rng("corpus"), multi_label=multi_label) as corpus:
-        return _arrives(trial, corpus.file, corpus.texts, corpus.expected_labels)
+        return _arrives(trial, corpus.file, corpus.texts, corpus.expected_labels, partial(_handled, corpus.file.path))
 
 
-def _arrives(trial: Trial, file: CorpusFile, texts: Sequence[str], labels: Sequence[Label]) -> list[Comparison]:
-    found = trial.corpora.load(file)
+def _arrives(
+    trial: Trial, file: CorpusFile, texts: Sequence[str], labels: Sequence[Label], meanwhile: Callable[[], None] | None = None
+) -> list[Comparison]:
+    found = trial.corpora.load(file, meanwhile)
     return same("texts and labels", list(zip(texts, labels, strict=True)), found)
+
+
+def _handled(path: Path) -> None:
+    """What other programs do to a file without a change of its content: it is read, gets another name too, and other permissions."""
+    before = path.stat()
+    path.with_suffix(".copy").hardlink_to(path)
+    path.chmod(0o600)
+    os.utime(path, ns=(before.st_mtime_ns - DAY, before.st_mtime_ns))
 
 
 BAD_LINES: dict[str, tuple[str | bytes, str]] = {
