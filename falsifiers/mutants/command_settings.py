@@ -13,6 +13,7 @@ from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 from blackswan.impl import settings
 from blackswan.impl.checkpoint import read_config
 from blackswan.impl.classifier import base_shapes
+from blackswan.impl.config import ClassifyConfig
 
 wrong_step("impl.commands.train:parameter_count", name="parameters_without_the_output_layer", doc="An untied output layer is not counted.")(
     lambda _, model: sum(math.prod(shape) for shape in base_shapes(read_config(model)).values())
@@ -25,6 +26,23 @@ def output_by_a_link_refused(require: Callable[..., Any], folder: Any) -> None:
     if folder.is_symlink():
         raise ValueError(f"--output: {folder} is a link")
     require(folder)
+
+
+@wrong_step("impl.folder:sole_writer")
+def lock_beside_its_folder(writer: Callable[..., Any], folder: Any) -> Any:
+    """The lock of a run lies beside its folder and has a name like it, which `.` does not have."""
+    folder.with_name(f"{folder.name}.lock").touch()
+    return writer(folder)
+
+
+@wrong_step("impl.settings:read_file")
+def settings_of_the_size_that_a_file_says(read: Callable[..., Any], path: Any) -> Any:
+    """The learning rate is the one for the size of the model that a file of settings was written for."""
+    found = read(path)
+    if said := re.search(r"^model_params: (\d+)$", path.read_text(encoding="utf-8"), re.MULTILINE):
+        rate = ClassifyConfig.qlora_default(int(said[1])).learning_rate
+        return {"learning_rate": settings.Setting(rate, f"{path}"), **found}
+    return found
 
 
 wrong_step("impl.settings:_shown", name="written_settings_rounded", doc="Numbers in config.yaml have six digits.")(

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def settings_reach_the_run(trial: Trial) -> list[Comparison]:
 
     It stands in config.yaml, run.json and beside the adapter, also when that was opened and is saved again or merged; what is not given
     has its default. A run from config.yaml, in an empty folder that a link leads to, is the same run, and goes on with its projections in
-    another order.
+    another order. That run is given names that hold where the command is, and goes on from within its folder.
     """
     found = _helped(trial)
     for name, away in _away(trial.rng("settings")).items():
@@ -133,7 +134,8 @@ def _reach(trial: Trial, name: str, problem: Small, away: Mapping[str, Any]) -> 
             yield broken("alpha of a large rank", "is another", wanted, shown[-600:])
     (problem.folder / "empty").mkdir()
     second.symlink_to("empty")  # as to a larger disk
-    trial.commands.run(*where, f"--output={second}", f"--config={first / CONFIG}")
+    with chdir(problem.folder):
+        trial.commands.run(*where[:2], f"--corpus={corpus.name}", "--output=second", f"--config=first/{CONFIG}")
     yield from _stated(name, problem, expected, first)
     trial.commands.run("merge", f"--adapter={first / 'last'}", f"--output={problem.folder / 'merged'}")
     trial.classifiers.saved_again(first / "last", problem.folder / "again")
@@ -144,16 +146,18 @@ def _reach(trial: Trial, name: str, problem: Small, away: Mapping[str, Any]) -> 
         yield from same(f"{file} of a run from config.yaml <{name}>", (first / file).read_text(), (second / file).read_text())
     yield from same(f"metrics of a run from config.yaml <{name}>", metrics(first), metrics(second))
     turned = f"--lora-targets={','.join(reversed(_listed(expected['lora_targets'])))}"
-    trial.commands.run(*where, f"--output={second}", f"--config={first / CONFIG}", turned, "--resume")  # raises where it is another run
+    with chdir(second):
+        trial.commands.run(*where, "--output=.", f"--config={CONFIG}", turned, "--resume")  # raises where it is another run
     for part in ("best", "last"):
         tensors = (load_file(run / part / ADAPTER_WEIGHTS) for run in (first, second))
         yield from same(f"{part}/ of a run from config.yaml <{name}>", *tensors)
 
 
 def _alpha_of_a_file(trial: Trial, problem: Small, where: Sequence[str], expected: Mapping[str, Any]) -> Iterator[Comparison]:
-    """Alpha is twice the rank of a file, where no option gives one; and the learning rate is that of the model's size."""
+    """Alpha is twice the rank of a file, where no option gives one; and the learning rate is that of the model's size, whatever size a file
+    says."""
     file, run = problem.folder / "rank.yaml", problem.folder / "rank"
-    file.write_text(f"lora_rank: {expected['lora_rank']}\nbackend: torch\n")
+    file.write_text(f"lora_rank: {expected['lora_rank']}\nbackend: torch\nmodel_params: {LIMIT - 1}\n")
     trial.commands.train_as_of(
         LIMIT + 1,
         *where[1:],
