@@ -44,11 +44,12 @@ def _arrives(
 
 
 def _handled(path: Path) -> None:
-    """What other programs do to a file without a change of its content: it is read, gets another name too, and other permissions."""
+    """What other programs do to a file without a change of its content: it is read, and gets another name and other permissions."""
     before = path.stat()
     path.with_suffix(".copy").hardlink_to(path)
     path.chmod(0o600)
     os.utime(path, ns=(before.st_mtime_ns - DAY, before.st_mtime_ns))
+    path.unlink()
 
 
 BAD_LINES: dict[str, tuple[str | bytes, str]] = {
