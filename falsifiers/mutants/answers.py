@@ -87,6 +87,13 @@ def merged_probabilities_halved(answers: Step, pipeline: Any, texts: Any) -> Any
     return classes, probabilities / 2 if pipeline.merged else probabilities
 
 
+@wrong_step("impl.pipeline:ClassifyPipeline.answers")
+def labels_answered_in_lists(answers: Step, pipeline: Any, texts: Any) -> Any:
+    """The labels of a text are a list, which no sample's are equal to, for these are in a tuple."""
+    classes, probabilities = answers(pipeline, texts)
+    return [list(each) if pipeline.config.multi_label else each for each in classes], probabilities
+
+
 @wrong_step("impl.commands.predict:predictions")
 def command_answers_in_reverse(predictions: Step, pipeline: Any, texts: Any) -> Any:
     """The command prints the answers of the last text first."""

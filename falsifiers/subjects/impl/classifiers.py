@@ -209,8 +209,11 @@ def _answered(pipeline: ClassifyPipeline, samples: list[Sample]) -> Answered:
         evaluations.append(pipeline.evaluate(given))
     confusions = np.asarray([evaluation.confusion for evaluation in evaluations])
     shown = confusions.argmax(axis=2) % 2 if pipeline.config.multi_label else confusions.sum(axis=1).argmax(axis=1)
+    predicted = pipeline.predict(texts)
+    if unlike := [each for each in predicted if type(each) is not type(samples[0].label)]:
+        raise RuntimeError(f"predict answered {unlike[0]!r}, which is no label of a sample, like {samples[0].label!r}")
     probabilities = {"predict": pipeline.probabilities(texts).numpy(), "forward_only": passed.probabilities.cpu().numpy()}
-    classes = {"predict": np.asarray(pipeline.predict(texts)), "forward_only": passed.predicted.cpu().numpy(), "evaluate": shown}
+    classes = {"predict": np.asarray(predicted), "forward_only": passed.predicted.cpu().numpy(), "evaluate": shown}
     probabilities["command"], classes["command"] = (np.asarray([line[key] for line in lines]) for key in ("probabilities", name))
     losses = np.asarray([evaluation.loss for evaluation in evaluations])
     return Answered(logits.float().cpu().numpy(), in_training, probabilities, classes, losses)
