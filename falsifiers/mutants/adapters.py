@@ -388,6 +388,15 @@ def spans_by_one_call(_: Step, file: Any, start: int, length: int, *_state: Any)
     return content
 
 
+_KINDS: dict[Path, bool] = {}
+
+
+@wrong_step("impl.pipeline:is_merged")
+def kinds_kept_by_their_path(merged: Step, folder: Path) -> bool:
+    """What was an adapter when it was first opened is one for good."""
+    return _KINDS.setdefault(folder, merged(folder))
+
+
 @wrong_step("impl.pipeline:is_merged")
 def adapter_among_files_of_its_base_is_merged(merged: Step, folder: Path) -> bool:
     """An adapter in whose folder its base lies too is taken for a merged model."""

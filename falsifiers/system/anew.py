@@ -65,6 +65,12 @@ def _kinds(trial: Trial, parent: Path) -> dict[str, tuple[Write, Write, Ask]]:
     def saved(of: Model, folder: Path) -> None:
         trial.classifiers.merged(base, settings, of.trainable, folder)
 
+    def saved_as(given: tuple[Model, str], folder: Path) -> None:
+        of, kind = given
+        with tempfile.TemporaryDirectory() as aside:
+            saved(of, Path(aside))
+            shutil.copytree(Path(aside) / kind, folder / "saved")
+
     def rows(folder: Path) -> Any:
         return trial.corpora.read(corpus, Tokenizing(folder, 16)).rows
 
@@ -78,6 +84,9 @@ def _kinds(trial: Trial, parent: Path) -> dict[str, tuple[Write, Write, Ask]]:
         "what a checkpoint says": _pair(_saying, (model, 3), (_shallower(model), 5), partial(_taken_from_it, trial, corpus.path)),
         "an adapter": _pair(saved, model, moved, lambda at: trial.commands.library("probabilities", at / "adapter", TEXTS)),
         "a merged model": _pair(saved, model, moved, lambda at: trial.commands.library("probabilities", at / "merged", TEXTS)),
+        "an adapter, and a merged model in its place": _pair(
+            saved_as, (model, "adapter"), (moved, "merged"), lambda at: trial.commands.library("probabilities", at / "saved", TEXTS)
+        ),
     }
 
 
