@@ -74,6 +74,16 @@ def _split(tokens: Any, text: str) -> int:
     return len(whole.encode(text).ids)
 
 
+@wrong_step("impl.tokens:CheckpointTokens.measure")
+def tokenizer_cuts_by_turns(measure: Callable[..., Any], self: Any, texts: Any) -> Any:
+    """One tokenizer cuts texts and, while it does not, counts all of their tokens, whichever thread asks it meanwhile."""
+    cut = measure(self, texts)
+    self._tokenizer.no_truncation()
+    counts = [len(each.ids) for each in self._tokenizer.encode_batch_fast(texts)]
+    self._tokenizer.enable_truncation(self.max_seq_len)
+    return [(ids, max(len(ids), count)) for (ids, _), count in zip(cut, counts, strict=True)]
+
+
 wrong_steps(
     "impl.tokens:CheckpointTokens.measure",
     by=lambda change: lambda measure, self, texts: [change(self, *each) for each in _measured(measure(self, texts), texts)],

@@ -108,7 +108,8 @@ def _limit(rng: Generator, around: tuple[int, int]) -> int:
 
 @may_be_non_finite("*.imbalance")
 def tokens_are_the_tokenizers_own(trial: Trial) -> Iterator[Comparison]:
-    """The ids of each text are the `tokenizers` library's, cut to max_seq_len; there are 1 to max_seq_len of them, and the same again."""
+    """The ids of each text are the `tokenizers` library's, cut to max_seq_len; there are 1 to max_seq_len of them, and the same again, also
+    for two threads that ask at once."""
     for variant, own in enumerate(AROUND):
         found = _own_tokens(trial.rng(f"{variant}"), trial, variant)
         yield from (replace(each, tensor=f"{own or variant}: {each.tensor}") for each in found)
@@ -124,6 +125,8 @@ def _own_tokens(rng: Generator, trial: Trial, variant: int) -> list[Comparison]:
         least = max(1, sum(around))
         shortest = [_kept(encode(text), least, around, fill) for text in corpus.texts]
         too_few += same("ids at the least max_seq_len", shortest, trial.corpora.read(corpus.file, Tokenizing(folder, least)).rows)
+        between = trial.corpora.between_calls(corpus.texts[:3], Tokenizing(folder, least))
+        too_few += same("ids for another thread meanwhile", [], [each for each in between if each != shortest[:3]][:1])
     outside = sum(not 1 <= len(row) <= limit for row in found.rows)
     return [
         *same("ids", rows, found.rows),

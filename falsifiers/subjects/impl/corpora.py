@@ -3,10 +3,12 @@
 import multiprocessing
 import os
 import shutil
+import sys
 import tempfile
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +34,9 @@ BESIDE = 7
 """So many tokens more may a text have by another reader of the same tokenizer."""
 TOGETHER = 0.6
 """Seconds in which two processes read a corpus at once, so that each is stopped in the midst of a read many times."""
+
+MOMENT = 0.1
+"""Seconds after which a thread goes on while another one has no answer yet."""
 
 PATIENCE = 60.0
 """Seconds after which a process that reads such a corpus hangs."""
@@ -112,6 +117,27 @@ class Corpora(Door):
         with mock.patch.object(tokenizer, "measure", counted):
             _samples(corpus, tokenizer)
         return max(counts)
+
+    def between_calls(self, texts: Sequence[str], tokenizing: Tokenizing) -> list[list[list[int]]]:
+        """The ids of the texts that a tokenizer gives one thread, and another one each time that the first has called a function of C."""
+        tokenizer, found, before = _tokens(tokenizing), list[Future[list[list[int]]]](), sys.getprofile()
+
+        def ask() -> list[list[int]]:
+            return [ids for ids, _ in tokenizer.measure(texts)]
+
+        with ThreadPoolExecutor(1) as other:
+
+            def also(_: Any, event: str, __: Any) -> None:
+                if event == "c_return":
+                    found.append(other.submit(ask))
+                    wait(found[-1:], timeout=MOMENT)  # it may have to wait for this one
+
+            sys.setprofile(also)
+            try:
+                own = ask()
+            finally:
+                sys.setprofile(before)
+        return [own, *(each.result() for each in found)]
 
     def by_two_processes(self, rows: Sequence[Sequence[int]]) -> list[int]:
         """How many of the rows each of two processes finds otherwise that go on with a corpus on a disk, and read all of it at once."""
