@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import asdict, replace
 from functools import partial
 from io import StringIO
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -275,6 +275,14 @@ def texts_have_to_be_a_list(_: Any, texts: Any) -> None:
     """Texts in a tuple are refused as if they were one text."""
     if not isinstance(texts, list):
         raise TypeError(f"texts is {texts!r}; expected a list of texts")
+
+
+@wrong_step("impl.commands.predict:_kept")
+def predict_loses_what_is_not_in_memory(kept: Any, texts: Any) -> Any:
+    """Texts behind those that are kept in memory are lost where more come than it keeps."""
+    many = list(texts)
+    before = [0, *accumulate(len(json.dumps(text)) for text in many)]
+    return kept([text for text, size in zip(many, before, strict=False) if size < 2**16])
 
 
 @wrong_step("impl.commands.predict:_kept")

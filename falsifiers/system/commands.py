@@ -375,7 +375,8 @@ def texts_by_every_door(trial: Trial) -> Iterator[Comparison]:
             "standard input": (["--input=-"], content),
             "command line": (["--", *texts], b""),
         }
-        large = ([f"--adapter={run}", "--input=-"], [*texts, LARGE_TEXT], [*labels, labels[0]], content + LARGE_TEXT.encode())
+        around = content + f"{LARGE_TEXT}\n".encode() + content  # lines before and behind those that memory holds
+        large = ([f"--adapter={run}", "--input=-"], [*texts, LARGE_TEXT, *texts], [*labels, labels[0], *labels], around)
         shown, wanted = _answers(trial, problem, run / "best", *large)
         yield from (replace(each, tensor=f"beside a large text: {each.tensor}") for each in _probable(trial, "every line", wanted, shown))
         batch = texts[: problem.settings["batch_size"]]
