@@ -251,6 +251,16 @@ wrong_steps(
 )
 
 
+@wrong_step("impl.ledger:Ledger._locked")
+@contextmanager
+def ledger_folder_made_once(locked: Step, self: Any) -> Iterator[None]:
+    """A folder that is cleaned away after a ledger was first used is not made again, so that nobody can give back what he holds."""
+    with patch.object(Path, "mkdir") if vars(self).get("made") else nullcontext():
+        self.made = True
+        with locked(self):
+            yield
+
+
 @wrong_step("impl.ledger:Ledger._read")
 def ledger_of_no_list_for_ever(read: Step, self: Any) -> Any:
     """A ledger that is JSON and no list stops every run."""
@@ -294,6 +304,10 @@ wrong_steps(
     ledger_without_the_boot=(
         "A process before the host's restart is taken for one of the same id that began as long after it.",
         lambda right, pid: (found := right(pid)) and found.rpartition("/")[2],
+    ),
+    ledger_of_any_boot=(
+        "A process is told by its start time alone, which a process of the same id may have had before the host's restart.",
+        lambda right, pid: (found := right(pid)) and f"/{found.rpartition('/')[2]}",
     ),
     ledger_fails_beside_the_dying=(
         "A process that ends as it is looked at stops every other one.",

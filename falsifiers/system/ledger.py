@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import resource
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -254,7 +255,7 @@ def _damaged_entries() -> Iterator[bytes]:
 
 
 def _of_no_folder(trial: Trial) -> list[Comparison]:
-    """A folder that is not there yet is made, with those above it, and is its maker's alone."""
+    """A folder that is not there yet, or any more, is made, with those above it, and is its maker's alone."""
     with tempfile.TemporaryDirectory() as above:
         folder = Path(above) / "not" / "there"
         ledger = trial.reservations.ledger(folder, [Card(GIB, GIB)])
@@ -264,7 +265,11 @@ def _of_no_folder(trial: Trial) -> list[Comparison]:
         finally:
             os.umask(usual)
         found = same("in a folder that was not there", [GIB], ledger.reserved())
-        return found + same("mode of a folder that was not there", "0o700", oct(folder.stat().st_mode & 0o777))
+        found += same("mode of a folder that was not there", "0o700", oct(folder.stat().st_mode & 0o777))
+        shutil.rmtree(folder)
+        ledger.release(0)
+        ledger.acquire(0, MIB)
+        return found + same("in a folder that was removed meanwhile", [MIB], ledger.reserved())
 
 
 def too_little_memory_is_refused(trial: Trial) -> Iterator[Comparison]:

@@ -231,8 +231,11 @@ class Ledger(Session):
         path = self._book.folder / ledger.FILE
         entries = json.loads(path.read_text())
         for entry in entries:
-            boot, start = entry["started"].rsplit("/")
-            entry["started"] = f"another{boot}/{start}" if of_the_host else f"{boot}/1{start}"
+            boot, slash, start = entry["started"].rpartition("/")
+            if of_the_host:  # where no boot is told, nothing is another
+                entry["started"] = f"another{boot}/{start}" if boot else entry["started"]
+            else:
+                entry["started"] = f"{boot}{slash}1{start}"
         path.write_text(json.dumps(entries))
 
     def unseen(self, error: OSError) -> list[int]:
