@@ -66,6 +66,15 @@ def labels_of_neighbours_are_the_corpus(batch: Any, self: Any, indices: Any, *gi
     return replace(found, labels=own) if neighbours and own.dtype == found.labels.dtype else found
 
 
+@wrong_step("impl.samples:Samples.batch")
+def labels_of_a_range_are_neighbours(batch: Any, self: Any, indices: Any, *given: Any) -> Any:
+    """The labels of a range are read in one piece from its first one on, whatever its step is."""
+    found = batch(self, indices, *given)
+    start = indices.start if isinstance(indices, range) else 0
+    own = torch.from_numpy(self.targets[start : start + len(indices)].copy()).to(found.labels)
+    return replace(found, labels=own) if isinstance(indices, range) and own.shape == found.labels.shape else found
+
+
 @wrong_step("impl.trainer:Trainer.gradient_vector")
 def gradients_are_given_out_in_one_vector(vector: Any, self: Any) -> Any:
     """The gradient that is given out lies where the one that was given out before does."""

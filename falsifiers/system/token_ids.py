@@ -3,7 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -298,13 +298,16 @@ def _statistics(prefix: str, found: Mapping[str, Any], lengths: Array, multi_hot
 def batches_are_padded_and_masked(trial: Trial) -> list[Comparison]:
     """Each row holds its ids on the side away from the padding, its mask is true there and nowhere else, and its label is its own.
 
-    The same from raw text. Ids that happen to equal the padding id are real tokens.
+    The same from raw text. Ids that happen to equal the padding id are real tokens. Samples are named by a list, or by a range that leaves
+    some out or goes backwards.
     """
     rng = trial.rng("batch")
     multi_label, side = bool(rng.random() < 0.5), str(rng.choice(["left", "right"]))
     with written(rng, multi_label=multi_label) as corpus, _tokenizer(rng) as (folder, encode, around, fill):
         limit = _limit(rng, around)
-        places = [0, *(int(i) for i in rng.permutation(len(corpus.texts))[: int(rng.integers(1, 6))])]
+        places: Sequence[int] = [0, *(int(i) for i in rng.permutation(len(corpus.texts))[: int(rng.integers(1, 6))])]
+        every = range(len(corpus.texts))
+        places = [places, every[:: -1 - trial.seed % 2], every[1::2] or every][int(rng.integers(3))]
         found = trial.corpora.batch(corpus.file, Tokenizing(folder, limit, side), places)
         rows = [_kept(encode(corpus.texts[place]), limit, around, fill) for place in places]
     labels = np.asarray([corpus.expected_labels[place] for place in places], np.float32 if multi_label else np.int64)
