@@ -309,6 +309,10 @@ wrong_steps(
         "A process is told by its start time alone, which a process of the same id may have had before the host's restart.",
         lambda right, pid: (found := right(pid)) and f"/{found.rpartition('/')[2]}",
     ),
+    ledger_of_this_version_alone=(
+        "A process is told by its start time and boot in another order, so that what an earlier version reserved is taken for that of the dead.",
+        lambda right, pid: (found := right(pid)) and "/".join(reversed(found.split("/"))),
+    ),
     ledger_fails_beside_the_dying=(
         "A process that ends as it is looked at stops every other one.",
         lambda right, pid: right(pid) if Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text() else None,

@@ -222,7 +222,7 @@ def _of_no_ledger(trial: Trial) -> list[Comparison]:
     folders = {named: trial.reservations.ledger_folder(named) for named in ("of/all", "")}
     own = Path(tempfile.gettempdir()) / f"blackswan-{os.getuid()}"
     found += same("folders by what the environment names", {"of/all": Path("of/all"), "": own}, folders)
-    return found + _of_no_folder(trial) + _of_no_file(trial)
+    return found + _of_no_folder(trial) + _of_no_file(trial) + _of_another_version(trial)
 
 
 def _of_no_file(trial: Trial) -> list[Comparison]:
@@ -247,11 +247,27 @@ def _of_no_file(trial: Trial) -> list[Comparison]:
 
 def _damaged_entries() -> Iterator[bytes]:
     """A reservation of this process of which one value has another type, or that has a key more."""
-    stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    started = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{stat[19]}"
-    whole: dict[str, Any] = {"id": "a", "pid": os.getpid(), "started": started, "device": "card 0", "bytes": GIB}
+    whole = _written_by_hand()
     changes: list[dict[str, Any]] = [*({key: [value]} for key, value in whole.items()), {"surplus": 1}]
     yield from (json.dumps([whole | change]).encode() for change in changes)
+
+
+def _written_by_hand() -> dict[str, Any]:
+    """A reservation of this process, as every version of the program writes it: several of them may run on a host."""
+    stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    started = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{stat[19]}"
+    return {"id": "a", "pid": os.getpid(), "started": started, "device": "card 0", "bytes": GIB}
+
+
+def _of_another_version(trial: Trial) -> list[Comparison]:
+    """What another version of the program has reserved is reserved for this one too, and stays when this one writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        (file := Path(folder) / "ledger.json").write_text(json.dumps([_written_by_hand()]))
+        ledger = trial.reservations.ledger(Path(folder), [Card(2 * GIB, 2 * GIB)])
+        found = same("of another version", [GIB], ledger.reserved())
+        ledger.acquire(0, MIB)
+        written = [{**each, "id": "a", "bytes": GIB} for each in json.loads(file.read_text())]
+        return found + same("what this version writes beside it", [_written_by_hand()] * 2, written)
 
 
 def _of_no_folder(trial: Trial) -> list[Comparison]:
