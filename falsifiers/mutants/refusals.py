@@ -3,12 +3,13 @@
 import json
 import math
 from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import make_dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
@@ -63,6 +64,17 @@ wrong_step("impl.training_state:_damaged", name="state_keys_missing_for_unknown"
 wrong_step("impl.fit:sole_writer", name="run_goes_on_beside_another", doc="A continuation does not take the lock of its folder.")(
     lambda sole_writer, folder: nullcontext() if (folder / "state").exists() else sole_writer(folder)
 )
+wrong_step(
+    "impl.fit:_key", name="run_known_by_another_text", doc="A state names its run by another text, so that no earlier version's is its own."
+)(lambda key, identity: key({"version": 1, **identity}))
+
+
+@wrong_step("impl.fit:EpochRecord")
+def epochs_with_a_key_more(record: Any, **values: Any) -> Any:
+    """An epoch in a state has a key more than in those of earlier versions, and the version is the same."""
+    return make_dataclass("EpochRecord", [("steps", int, 0)], bases=(record,), frozen=True)(**values)
+
+
 wrong_step("impl.fit:_Run._continue_from", name="state_of_another_run_taken", doc="A run goes on from the state of another one.")(
     lambda go_on, run, progress, tensors: go_on(run, replace(progress, run=run.progress.run), tensors)
 )
@@ -150,6 +162,12 @@ wrong_step("impl.pretrain_run:_Run.identity", name="pretrain_state_of_another_ep
 wrong_step(
     "impl.pretrain_run:_Run.identity", name="pretrain_longer_at_a_constant_rate", doc="At a constant rate a run goes on for more epochs."
 )(lambda identity, run: {name: value for name, value in identity(run).items() if (name, run.settings.schedule) != ("epochs", "constant")})
+
+
+@wrong_step("impl.pretrain_run:_Run.identity")
+def pretrain_run_of_a_number_of_threads(identity: Any, run: Any) -> dict[str, Any]:
+    """A run is another one where there are more threads, and no run of an earlier version goes on."""
+    return {**identity(run), "threads": torch.get_num_threads()}
 
 
 @wrong_step("impl.pretrain_run:_Run.identity")

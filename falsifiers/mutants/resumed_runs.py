@@ -234,6 +234,25 @@ def fit_interrupted_after_the_epoch(epoch: Any, run: Any) -> None:
         run.interrupted = kept
 
 
+@wrong_step("impl.fit:_Run._epoch")
+def states_between_the_steps_of_an_epoch(epoch: Any, run: Any) -> None:
+    """No state is written after the last step of an epoch, since the epoch's own comes soon: a kill while it is validated takes the steps."""
+    save = run._save
+    run._save = lambda: None if run.progress.sample_count == len(run.train_samples) and not run.interrupted() else save()
+    try:
+        epoch(run)
+    finally:
+        del run._save
+
+
+@wrong_step("impl.fit:_Run._finish_epoch")
+def best_is_what_is_there(finish: Any, run: Any) -> None:
+    """An epoch is the best one where the adapter of the best was moved elsewhere, though it is worse."""
+    if run.progress.best_loss is not None and not (run.output / "best").exists():
+        run.progress = replace(run.progress, best_loss=math.inf)
+    finish(run)
+
+
 @wrong_step("impl.fit:_interruptible")
 @contextmanager
 def fit_keeps_interrupts(interruptible: Any, workers: int) -> Iterator[Any]:

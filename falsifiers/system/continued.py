@@ -6,12 +6,14 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.numeric.generators import Generator
@@ -77,8 +79,8 @@ def _kills(rng: Generator, events: Sequence[str], count: int) -> list[Kill]:
 def goes_on_from_every_write(trial: Trial) -> Iterator[Comparison]:
     """The folder as it was before something was done to one of its files: of the moments of each name one is drawn, and the run goes on
     from there, or begins anew where it had not begun, and ends as it did, in its folder and in memory; so it does from its end, where no
-    step is left. A state is that of its step, even if the next one is made before it is written. No file of the run is ever gone or
-    empty after it was there, and none stays half written. Where the system takes a piece of what is written at a call, the run leaves the
+    step is left. A state is written after each step, the last one of an epoch too, and is that of its step, even if the next one is made
+    before it is written. No file of the run is ever gone or empty after it was there, and none stays half written. Where the system takes a piece of what is written at a call, the run leaves the
     same.
     """
     rng, problem = trial.rng("moments"), small_run(trial, samples=(BATCH, 3), epochs=2, learning_rate=0.1)
@@ -87,12 +89,17 @@ def goes_on_from_every_write(trial: Trial) -> Iterator[Comparison]:
         whole = trial.trainer.fit(problem, folder, Plan(processes=1, save_every=1, copies=copies))
         moments: dict[str, dict[tuple[Any, ...], Path]] = {}
         there: set[str] = set()
+        places = _place(folder)
         for copy in sorted(copies.iterdir(), key=lambda copy: int(copy.name.partition(" ")[0])):
             files, name = content(copy), copy.name.partition(" ")[2]
+            places |= _place(copy)
             moments.setdefault(name, {})[tuple(sorted(files.items()))] = copy
             whole_files = {file for file, written in files.items() if written and not re.search(r"(^|/)\.", file)}
             yield from same(f"files that are gone before {name}", [], sorted(there - whole_files))
             there |= whole_files
+        epochs, steps = problem.settings["epochs"], len(problem.batches)
+        due = {(epoch, step) for epoch in range(epochs) for step in range(steps + 1)} | {(epochs, 0)}
+        yield from same("epochs and steps in them of the states that were written", sorted(due), sorted(places))
         seen: set[tuple[Any, ...]] = set()
         for name, different in sorted(moments.items()):
             if new := sorted(different.keys() - seen):
@@ -120,14 +127,33 @@ def goes_on_from_every_write(trial: Trial) -> Iterator[Comparison]:
         yield from same("state on a slow disk", states.get(kept.progress["step"]), kept.state)
 
 
+def _place(folder: Path) -> set[tuple[int, int]]:
+    """The epoch of the run's state and the steps made in it; of none, and of one that is damaged, nothing."""
+    file = folder / "state" / "state.safetensors"
+    with suppress(SafetensorError):
+        if file.is_file():
+            with safe_open(file, framework="numpy") as held:
+                progress = json.loads(held.metadata()["progress"])
+            return {(progress["epoch"], progress["position"])}
+    return set()
+
+
 def _goes_on_after_an_early_stop(trial: Trial, parent: Path) -> list[Comparison]:
-    """A run that has stopped early makes no step, and leaves a model that never trained at the last epoch's tensors, not the best one's."""
+    """A run that has stopped early makes no step, and leaves a model that never trained at the last epoch's tensors, not the best one's.
+
+    Broken off in its last epoch, which is no better, it ends alike where somebody has moved the best adapter elsewhere.
+    """
     problem = small_run(trial, samples=FEW, epochs=7, learning_rate=UNSTEADY, early_stop_patience=1)
     run, again = (trial.trainer.fit(problem, parent / "early", Plan(resume=resume)) for resume in (False, True))
     found = same("asked to go on", ([], run.result, run.left_loss), (again.steps, again.result, again.left_loss))
     kept = trial.trainer.kept(parent / "early")
     last = replace(kept, state={f"trainable/{name}": value for name, value in kept.last.items()})
-    return found + left_as_kept("asked to go on", again, last)
+    found += left_as_kept("asked to go on", again, last)
+    before = len(problem.batches) * (len(run.result.epochs) - 1) if run.result else 0
+    trial.trainer.fit(problem, folder := parent / "without its best", Plan(stop_after=before + 1))
+    shutil.rmtree(folder / "best")
+    rest = trial.trainer.fit(problem, folder, Plan(resume=True))
+    return found + same("without the best adapter", (run.result, False), (rest.result, (folder / "best").exists()))
 
 
 def _goes_on_from_its_end(trial: Trial, problem: SmallRun, folder: Path, whole: Run) -> list[Comparison]:

@@ -36,6 +36,12 @@ LARGE_RANK = 20_000
 """Factors of such a rank have more than a MiB."""
 UNREADABLE = Path("/proc/self/mem")
 """A regular file of Linux whose first bytes cannot be read, as on a disk that fails."""
+IDENTITY = ("settings", "architecture", "base_weights", "data")
+"""Keys of run.json that say which run it is."""
+PROGRESS = ["best_epoch", "best_loss", "epoch", "epoch_seconds", "finished", "loss_sum", "position", "records", "run", "sample_count"]
+PROGRESS += ["stale_epochs", "step", "version"]
+RECORD = ["best", "epoch", "seconds", "train_loss", "validation_accuracy", "validation_loss"]
+"""Keys of a state and of an epoch in it, as in all states of version 1."""
 FREE = "save_every"
 """The setting of a pre-training run that a continuation may change."""
 TORCH = {"float32": "torch.float32", "float64": "torch.float64", "int64": "torch.int64", "int32": "torch.int32"}
@@ -52,7 +58,7 @@ def refuses_training_state(trial: Trial) -> Iterator[Comparison]:
         damages = [*_progress_damage(folder / STATE, rng), *_tensor_damage(folder / STATE, rng), *_other_files(folder / STATE)]
         damages += forms(folder, RUN, rng)
         damages.append(Damage("the state of another run", {STATE: (other / STATE).read_bytes()}, "state.*another run"))
-        for key in ("settings", "architecture", "base_weights", "data"):
+        for key in IDENTITY:
             value = json.loads((folder / RUN).read_text())[key]
             damages += [edited(folder, RUN, {key: each}) for each in (ABSENT, another(value), other_types(value)[0])]
         damages += [edited(folder, RUN, {"source_model": "elsewhere"}, taken=True), Damage("no run.json", {RUN: None}, RUN)]
@@ -87,6 +93,7 @@ def refuses_training_state(trial: Trial) -> Iterator[Comparison]:
             ask = partial(trial.trainer.fit, problem, unread, Plan(resume=True))
             yield trial.refuses("a state that the system cannot read", ask, "", "OSError")
         trial.trainer.fit(problem, lost := folder.with_name("lost"), Plan())
+        yield from _as_before(lost)
         shutil.rmtree(lost / "state")
         ask, before = partial(trial.trainer.fit, problem, lost, Plan(resume=True)), content(lost)
         yield trial.refuses("a run of an epoch whose state is gone", ask, "state", "FileNotFoundError")
@@ -97,6 +104,16 @@ def refuses_training_state(trial: Trial) -> Iterator[Comparison]:
         ask = partial(trial.trainer.fit, problem, notes.parents[1], Plan())
         yield trial.refuses("a folder of others in an adapter's place", ask, "last.*no adapter", "FileExistsError")
         yield from same("what the folder holds", {notes.name: b"mine"}, content(notes.parent))
+
+
+def _as_before(folder: Path) -> list[Comparison]:
+    """A state names its run by what run.json says of it, and has the keys of states of earlier versions, from which runs go on."""
+    _, progress = read_state(folder / STATE)
+    said = json.loads((folder / RUN).read_text())
+    own = hashlib.sha256(json.dumps({key: said[key] for key in IDENTITY}, sort_keys=True).encode()).hexdigest()
+    found = same("the run that the state names", own, progress["run"])
+    keys = [sorted(each) for each in (progress, *progress["records"])]
+    return found + same("keys of the state and of its epochs", [PROGRESS, *[RECORD] * len(progress["records"])], keys)
 
 
 def _of_a_large_run(trial: Trial, folder: Path) -> Iterator[Comparison]:
@@ -228,6 +245,7 @@ def refuses_pretraining_state(trial: Trial) -> Iterator[Comparison]:
         trial.pretrainer.run(replace(problem, output=other, settings={**problem.settings, "weight_decay": 0.2}), stop_after=2)
         ask = _on_a_copy(folder, partial(_goes_on, trial, problem))
         make, values = partial(edited, folder, POSITION), json.loads((folder / POSITION).read_text())
+        yield from same("what the state says of its run", _said_before(trial, problem, values["run"]["architecture"]), values["run"])
         damages = [*forms(folder, POSITION, rng)]
         for key, value in values.items():
             damages += [make({key: each}, "state.json|state.safetensors") for each in (ABSENT, another(value), other_types(value)[0])]
@@ -271,6 +289,15 @@ def refuses_pretraining_state(trial: Trial) -> Iterator[Comparison]:
         yield trial.refuses("a stream of one token", partial(trial.pretrainer.run, short), "at least two", "ValueError")
         yield from same("files of no run", {}, content(none))
         yield from _optimiser_refuses(trial, problem)
+
+
+def _said_before(trial: Trial, problem: Pretraining, architecture: Any) -> dict[str, Any]:
+    """What states of earlier versions say of such a run, which goes on from them."""
+    digests = {"data": problem.train.folder / "index.json", "tokenizer": problem.tokenizer}
+    said = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in digests.items()}
+    settings = {name: value for name, value in trial.pretrainer.settings(problem.settings).items() if name != FREE}
+    batches = {name: getattr(problem.train, name) for name in ("batch", "seq", "seed")}
+    return {**settings, **said, **batches, "architecture": architecture}
 
 
 def _of_one_size(text: bytes) -> bytes:
