@@ -41,6 +41,20 @@ wrong_step("impl.saved:load_checkpoint", name="opened_adapter_reads_all_of_its_b
 )
 
 
+@wrong_step("impl.fit:fingerprint")
+def weights_digested_at_once(fingerprint: Step, tensor: Any) -> Any:
+    """A digest turns a whole weight into wide integers, for which a device that holds the model may have no room."""
+    with mock.patch("blackswan.impl.agreement._CHUNK", 8 * max(1, tensor.numel())):
+        return fingerprint(tensor)
+
+
+wrong_step(
+    "impl.nonfinite:torch.tensor_split",
+    name="weights_searched_at_once",
+    doc="A whole weight is searched at once for a number that is not finite, with copies of it.",
+)(lambda _, value, _parts: (value,))
+
+
 @wrong_step("impl.checkpoint:save_file")
 def checkpoint_saved_from_a_copy(save: Step, tensors: Any, *given: Any, **named: Any) -> None:
     """A checkpoint that is saved is in memory twice."""

@@ -47,6 +47,8 @@ HELD = 4
 """Gradients of micro-batches that are kept side by side; one more, and they are averaged."""
 MANY = (8, 33)
 """Micro-batches of a step, more than are held, after which a step's passes repeat themselves."""
+LOOKED_AT = (2**22, 2**23)
+"""Numbers of a weight, as many as are looked at together, and of one twice as large."""
 LENGTHS = 3
 STEPS = {"cpu": 30, "cuda": 1000}
 MEASURES = {"cpu": ("bytes", "tensors", "peak"), "cuda": ("bytes", "tensors", "reserved", "segments", "driver")}
@@ -323,7 +325,7 @@ def quantised_one_at_a_time(trial: Trial) -> Iterator[Comparison]:
     """Loading sharded weights with NF4 allocates on the host only a few of the largest tensors beyond what stays; every absmax is right.
 
     So does a pipeline that is opened on them, or on its adapter, and writing them as an .apr file; and so do merging an update into them
-    and saving them as another folder, beyond the weights that are written.
+    and saving them as another folder, beyond the weights that are written. A large weight is looked at a part at a time.
     """
     rng = trial.rng("shards")
     hidden, intermediate = 64 * int(rng.integers(1, 3)), 64 * int(rng.integers(2, 4))
@@ -347,6 +349,11 @@ def quantised_one_at_a_time(trial: Trial) -> Iterator[Comparison]:
         beyond = written[name] - sum(value.nbytes for value in tensors.values())
         yield value_at_most(f"beyond what is {name}, in largest projections", max(0, beyond) / largest, 6)
     yield value_at_most("where a file is written, in largest projections", written["exported"] / largest, 6)
+    small, large = map(trial.memory.looked_at, LOOKED_AT)
+    for name, peak in large.items():
+        yield value_at_most(
+            f"{name} of a weight twice as large: what it takes more, in that of the smaller one", peak / small[name] - 1, 0.1
+        )
 
 
 def _write_shards(folder: Path, tensors: Mapping[str, Array], work: Workload, shards: int) -> None:

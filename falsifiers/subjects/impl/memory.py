@@ -22,7 +22,8 @@ from blackswan.falsifiers.subjects.impl.allocator import allocated
 from blackswan.falsifiers.subjects.impl.devices import batch_of, trainer_of
 from blackswan.falsifiers.subjects.impl.slow_disk import held_by_then, slow
 from blackswan.falsifiers.subjects.protocol import Lacks
-from blackswan.impl import adapter, allocations, apr_write, checkpoint, classifier, dispatch, kernels, memory, merge
+from blackswan.impl import adapter, allocations, apr_write, checkpoint, classifier, dispatch, kernels, memory, merge, nonfinite
+from blackswan.impl import fit as whole_runs
 from blackswan.impl.commands import common
 from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.fused import memory as fused_memory
@@ -235,6 +236,18 @@ class Memory(Door):
             beyond[name] = taken["peak"] - sum(value.nbytes for value in held if value.device.type == "cpu")
             made.save(adapters)
         return beyond
+
+    def looked_at(self, count: int) -> dict[str, int]:
+        """The allocator's peak while a base's weight of so many numbers is looked at, for a run's digest and for one that is not finite."""
+        base, peaks = torch.nn.Module(), dict[str, int]()
+        base.register_buffer("weight", torch.ones(count, dtype=torch.bfloat16, device=self._device))
+        looks: dict[str, Callable[[torch.nn.Module], str | None]]
+        looks = {"digest": whole_runs._weights_digest, "what is not finite": nonfinite.spoiled_parameter}
+        for name, look in looks.items():
+            with allocated(self._device) as taken:
+                look(base)
+            peaks[name] = taken["peak"]
+        return peaks
 
     def held(self, work: Workload) -> int:
         """Bytes of the allocator that a classifier keeps after a forward pass over one token, whatever holds them."""
