@@ -310,7 +310,7 @@ wrong_steps(
         lambda right, pid: (found := right(pid)) and f"/{found.rpartition('/')[2]}",
     ),
     ledger_of_this_version_alone=(
-        "A process is told by its start time and boot in another order, so that what an earlier version reserved is taken for that of the dead.",
+        "A process is told by its start time and boot in another order: what an earlier version reserved is taken for that of the dead.",
         lambda right, pid: (found := right(pid)) and "/".join(reversed(found.split("/"))),
     ),
     ledger_fails_beside_the_dying=(

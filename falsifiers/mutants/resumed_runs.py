@@ -236,7 +236,7 @@ def fit_interrupted_after_the_epoch(epoch: Any, run: Any) -> None:
 
 @wrong_step("impl.fit:_Run._epoch")
 def states_between_the_steps_of_an_epoch(epoch: Any, run: Any) -> None:
-    """No state is written after the last step of an epoch, since the epoch's own comes soon: a kill while it is validated takes the steps."""
+    """No state is written after the last step of an epoch, since the epoch's own comes soon: a kill in its validation takes the steps."""
     save = run._save
     run._save = lambda: None if run.progress.sample_count == len(run.train_samples) and not run.interrupted() else save()
     try:
