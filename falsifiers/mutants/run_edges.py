@@ -166,6 +166,13 @@ def run_says_no_model(write: Any, path: Path, content: bytes) -> None:
     write(path, json.dumps({**json.loads(content), "source_model": None, "tokens": None}).encode())
 
 
+@wrong_step("impl.fit:_Run.open")
+def run_takes_given_weights_with_it(open_run: Any, run: Any, resume: bool) -> None:
+    """Class weights that the settings give are no longer there after a run, as if only balanced ones were."""
+    open_run(run, resume)
+    run.pipeline.class_weights = run._balanced
+
+
 @wrong_step("impl.training_state:write_atomically")
 def state_for_its_owner_alone(write: Any, path: Path, content: bytes) -> None:
     """A new state keeps the mode of a temporary file, which nobody else can read."""

@@ -222,7 +222,8 @@ def rates_are_the_schedules(trial: Trial) -> list[Comparison]:
 
 def validation_loss_is_the_mean_over_samples(trial: Trial) -> Iterator[Comparison]:
     """The validation loss of an epoch is the reference's mean over all samples, whose number is no multiple of the batch, at the parameters
-    then, and that of a single sample its own; the training loss is the mean over samples of the steps' losses.
+    then, and that of a single sample its own; the training loss is the mean over samples of the steps' losses. An evaluation after the run
+    has the run's class weights too.
     """
     several = trial.seed % 2 == 1
     settings: dict[str, Any] = {"multi_label": several, "class_weights": None if several else (0.25, 1.5, 4.0)}
@@ -241,6 +242,7 @@ def _losses_of_epochs(trial: Trial, problem: SmallRun, of: str = "") -> Iterator
         yield trial.near(f"{of}epoch {epoch.number}, training loss", mean, epoch.train_loss)
         if epoch.seconds is not None:
             yield value_inside(f"{of}epoch {epoch.number}, seconds", epoch.seconds, 0.99 * epoch.passed, epoch.passed)
+    yield from _as_at_the_beginning(trial, problem, run)
 
 
 def _number(value: float | None) -> float:
