@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from blackswan.falsifiers.data import CHECKPOINT
+from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.system.command_problem import piped
 from blackswan.falsifiers.system.same import same
@@ -27,15 +28,23 @@ WORDS = ("many", "", "nan", "none of these")
 
 @dataclass(frozen=True)
 class Values:
-    """What a setting may be and what not; `beside` are the settings without which its values mean nothing."""
+    """What a setting may be and what not; `beside` are the settings without which its values mean nothing.
+
+    What is `alike` is another spelling of the value behind it: it is refused, or it is that value.
+    """
 
     taken: tuple[Any, ...]
     refused: tuple[Any, ...]
     beside: Mapping[str, Any]
+    alike: tuple[tuple[Any, Any], ...] = ()
 
     def or_none(self) -> "Values":
         """The setting may be left open too."""
         return replace(self, taken=(*self.taken, None), refused=tuple(value for value in self.refused if value is not None))
+
+    def or_like(self, **alike: str) -> "Values":
+        """The setting may have other spellings of its words."""
+        return replace(self, alike=(*self.alike, *alike.items()))
 
 
 def _values(taken: tuple[Any, ...], *refused: Any, **beside: Any) -> Values:
@@ -43,7 +52,8 @@ def _values(taken: tuple[Any, ...], *refused: Any, **beside: Any) -> Values:
 
 
 def _whole(low: int, high: int = LARGEST) -> Values:
-    return _values((low, high), low - 1, -LARGEST, high + 1, 10**400, "1_0", low + 0.5, float(low + 1), True, [low], math.nan, math.inf)
+    found = _values((low, high), low - 1, -LARGEST, high + 1, 10**400, "1_0", low + 0.5, True, [low], math.nan, math.inf)
+    return replace(found, alike=((float(low + 1), low + 1),))
 
 
 def _real(low: float, high: float, *, low_in: bool = False, high_in: bool = True) -> Values:
@@ -54,7 +64,8 @@ def _real(low: float, high: float, *, low_in: bool = False, high_in: bool = True
 
 
 def _one_of(*words: str) -> Values:
-    return _values(words, *(f"{word}s" for word in words), words[0].upper(), f" {words[0]}", 1, True, [words[0]], math.nan)
+    found = _values(words, *(f"{word}s" for word in words), 1, True, [words[0]], math.nan)
+    return replace(found, alike=tuple((odd, words[0]) for odd in (words[0].upper(), f" {words[0]}")))
 
 
 SWITCH = _values((True, False), 0, 1, 1.0, "on", "yes", [True], math.nan)
@@ -76,9 +87,7 @@ TRAINING: dict[str, Values] = {
         ("q_v", "all", *MODULES, ",".join(MODULES[::2])),
         "full",
         "q_prj",
-        "q_proj,",
         ",q_proj",
-        "q_proj, v_proj",
         "q_proj;v_proj",
         "q_proj,all",
         *(["q_proj", "v_prj"], ["q_prj"], [["q_proj"], "v_proj"], []),
@@ -91,9 +100,11 @@ TRAINING: dict[str, Values] = {
     "class_weights": _values(
         ("balanced", "balanced_over_classes", [5e-324, 1e300, 1]),
         *([1.0, 2.0], [1.0, 2.0, 3.0, 4.0], [1.0, 0.0, 1.0], [1.0, -5e-324, 1.0], [1.0, math.nan, 1.0], [1.0, math.inf, 1.0]),
-        *([1.0, "many", 1.0], [1.0, True, 1.0], [], "balance", "Balanced", "1,2,,3", "1,2,3,", 1, 3.0, True),
+        *([1.0, "many", 1.0], [1.0, True, 1.0], [], "balance", "1,2,,3", "1,2,3,", 1, 3.0, True),
         num_classes=3,
-    ).or_none(),
+    )
+    .or_none()
+    .or_like(Balanced="balanced"),
 }
 TOGETHER: dict[str, dict[str, Any]] = {
     "double_quantize": {"double_quantize": True, "quantize_nf4": False},
@@ -174,26 +185,46 @@ def training_settings_have_bounds(trial: Trial) -> Iterator[Comparison]:
                 yield from same(f"what was given with {name} = {str(value)[:40]}", before, repr(given)[:400])
                 way = [None, None, _by_file, _by_option if _is_option(name, value) else _by_file][int(rng.integers(4))]
                 if isinstance(value, str) and "," in value:  # which is how an option lists values
-                    way = None if " " in value else _by_option
+                    way = _by_option
                 if isinstance(value, list) and name == "lora_targets":  # which only a file has
                     way = _by_file
                 yield from way(trial, folder, name, given, taken=taken) if way else ()
+            for value, plain in values.alike:
+                yield from _alike(trial, partial(trial.classifiers.settings, {**values.beside, name: value}), name, value, plain)
         for name, given in TOGETHER.items():
             yield from _in_python(trial, partial(trial.classifiers.settings, given), name, given, taken=False)
             yield from (each for way in (_by_option, _by_file) for each in way(trial, folder, name, given, taken=False))
         for said, odd in [*_unknown(), *_too_long()]:
             yield from _in_python(trial, partial(trial.classifiers.settings, odd), said, said, taken=False)
         yield from _files(trial, folder)
-    yield from _with_a_blank(trial)
+    yield from (each for odd in ("q_proj, o_proj", "q_proj,o_proj,") for each in _listed_loosely(trial, odd))
 
 
-def _with_a_blank(trial: Trial) -> Iterator[Comparison]:
-    """Projections with a blank behind their comma are refused by the option's name, or are those that they are without it."""
-    plain, blank = (trial.commands.attempt("summary", f"--model={CHECKPOINT}", f"--lora-targets=q_proj,{each}o_proj") for each in ("", " "))
-    if blank.status:
-        yield from same("projections with a blank", (4, "", True), (blank.status, blank.out, "--lora-targets: " in blank.err))
+def _alike(trial: Trial, ask: Callable[[], Mapping[str, Any]], name: str, value: Any, plain: Any) -> Iterator[Comparison]:
+    """Another spelling of a value is refused, or is that value, also by its type."""
+    try:
+        found = ask()[name]
+    except SubjectError:
+        yield trial.refuses(f"{name} = {value!r} by Python", ask, name, "ValueError")
     else:
-        yield from same("projections with a blank", *(said.out.replace(" ", "") for said in (plain, blank)))
+        yield from same(f"{name} = {value!r} by Python", repr(plain), repr(found))
+
+
+def _listed_loosely(trial: Trial, odd: str) -> Iterator[Comparison]:
+    """Projections with a blank or a comma too many are refused by the setting's name, or are those that they are without it."""
+    plain, given = "q_proj,o_proj", {"num_classes": 2, "lora_rank": 1, "max_seq_len": 4}
+    shown = [trial.commands.attempt("summary", f"--model={CHECKPOINT}", f"--lora-targets={each}") for each in (plain, odd)]
+    if shown[1].status:
+        yield from same(f"{odd} by option", (4, "", True), (shown[1].status, shown[1].out, "--lora-targets: " in shown[1].err))
+    else:
+        yield from same(f"{odd} by option", *(said.out.replace(odd, plain) for said in shown))
+    ask = [partial(trial.classifiers.fresh, CHECKPOINT, {**given, "lora_targets": each}, ["ls"]) for each in (plain, odd)]
+    try:
+        found = ask[1]()
+    except SubjectError:
+        yield trial.refuses(f"{odd} by Python", ask[1], "lora_targets", "ValueError")
+    else:
+        yield from same(f"{odd} by Python", sorted(ask[0]().trainable), sorted(found.trainable))
 
 
 def _unknown() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -227,6 +258,8 @@ def pretraining_settings_have_bounds(trial: Trial) -> Iterator[Comparison]:
                 if not isinstance(value, list | dict) and value not in (None, "1_0"):  # Python's own reading of a number
                     asked = f"{name} = {value!r} by option"
                     yield from _answered(trial, asked, (*where, *_options({name: value})), f"{name}|--{_dashed(name)}", taken=taken)
+            for value, plain in values.alike if name in PRETRAINING else ():
+                yield from _alike(trial, partial(trial.pretrainer.settings, {name: value}), name, value, plain)
         yield from _of_a_file(trial, Path(parent))
 
 
