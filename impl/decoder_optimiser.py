@@ -20,7 +20,7 @@ MOMENTS = ("exp_avg/", "exp_avg_sq/")
 class DecoderAdamW:
     """Betas 0.9 and 0.999, eps 1e-8; moments in the parameters' dtype. A tied head is the embedding: one parameter, moved once.
 
-    It makes every parameter trainable. Raises a ValueError for a decoder that cannot be trained whole: NF4 weights, or parameters in
+    It makes every parameter trainable, in memory of its own: what the decoder was made of stays as it is. Raises a ValueError for a decoder that cannot be trained whole: NF4 weights, or parameters in
     half precision, in which a step of AdamW is less than a rounding.
     """
 
@@ -32,6 +32,8 @@ class DecoderAdamW:
         for name, parameter in self.parameters.items():
             if parameter.dtype not in (torch.float32, torch.float64):
                 raise ValueError(f"{name} is {parameter.dtype}: a step of AdamW is lost in its rounding; load the decoder in float32")
+        for parameter in self.parameters.values():
+            parameter.data = parameter.data.clone()
         decoder.requires_grad_(True)
         self.weight_decay = weight_decay
         self.steps = 0

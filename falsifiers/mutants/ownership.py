@@ -35,6 +35,22 @@ def state_becomes_the_parameters(load: Any, self: Any, state: Any) -> None:
         parameter.data = state[f"trainable/{name}"]
 
 
+@wrong_step("impl.decoder_optimiser:DecoderAdamW.__init__")
+def decoder_trains_what_it_was_made_of(init: Any, self: Any, decoder: Any, *settings: Any, **named: Any) -> None:
+    """The tensors that a decoder was made of are the parameters that pre-training moves, and not copies of them."""
+    given = {name: parameter.data for name, parameter in decoder.named_parameters()}
+    init(self, decoder, *settings, **named)
+    for name, parameter in self.parameters.items():
+        parameter.data = given[name]
+
+
+@wrong_step("impl.decoder:Body.forward")
+def batches_known_by_their_version(forward: Any, self: Any, input_ids: Any, mask: Any) -> Any:
+    """A batch's mask is known by its place and version, and tensors of torch's inference mode have none."""
+    vars(self)["_known"] = mask.data_ptr(), mask._version
+    return forward(self, input_ids, mask)
+
+
 @wrong_step("impl.decoder_optimiser:DecoderAdamW.load_state")
 def decoder_state_becomes_the_moments(load: Any, self: Any, state: Any, steps: int) -> None:
     """The moments of a decoder's state that is loaded become the optimiser's own, which steps write to."""

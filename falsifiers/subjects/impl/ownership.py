@@ -27,6 +27,7 @@ from blackswan.impl.apr_write import save_apr
 from blackswan.impl.checkpoint import WEIGHTS, Checkpoint, save_checkpoint
 from blackswan.impl.classifier import trainable_shapes
 from blackswan.impl.config import ClassifyConfig
+from blackswan.impl.decoder import Decoder
 from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.impl.pretrain import StepFn, random_decoder
 from blackswan.impl.token_shards import TokenBatch
@@ -239,9 +240,10 @@ def _pipeline(work: Workload, held: Tensors, place: torch.device) -> Used:
 
 
 def _copied_pipeline(work: Workload, held: Tensors, place: torch.device) -> Used:
-    """A copy of a pipeline that has answered before it was copied, and that was trained afterwards."""
+    """A copy of a pipeline that has answered, in torch's inference mode, before it was copied, and that was trained afterwards."""
     made = _made(work, held, place, ByteTokens(work.seq))
-    made.probabilities(ASKED[0])
+    with torch.inference_mode():
+        made.probabilities(ASKED[0])
     own = copy.deepcopy(made)
     _stepped(made.trainer, held)
 
@@ -297,14 +299,22 @@ def _applied(work: Workload, held: Tensors, place: torch.device) -> Used:
     return used
 
 
-def _pretrainer(work: Workload, place: torch.device) -> StepFn:
-    return StepFn(random_decoder(config_of(work.scalars), device=place), total_steps=2 * STEPS, micro_batch=work.batch, learning_rate=RATE)
+def _pretrainer(work: Workload, place: torch.device, decoder: Decoder | None = None) -> StepFn:
+    decoder = decoder or random_decoder(config_of(work.scalars), device=place)
+    return StepFn(decoder, total_steps=2 * STEPS, micro_batch=work.batch, learning_rate=RATE)
 
 
 def _pretrained(step: StepFn, held: Tensors) -> dict[str, Tensor]:
     for _ in range(STEPS):
         step.train(TokenBatch(held[f"{BATCH}input_ids"], held[f"{BATCH}mask"]))
     return step.optimiser.state()
+
+
+def _decoder(work: Workload, held: Tensors, place: torch.device) -> Used:
+    """A decoder that is pre-trained."""
+    decoder = Decoder(config_of(work.scalars), _plain(held, BASE), dtype=torch.float32, device=place)
+    step = _pretrainer(work, place, decoder)
+    return lambda: {**_pretrained(step, held), **dict(decoder.named_parameters())}
 
 
 def _decoder_state(work: Workload, held: Tensors, place: torch.device) -> Tensors:
@@ -367,6 +377,7 @@ _OPENED: dict[str, Callable[[Workload, Tensors, torch.device], Used]] = {
     "a copy of a pipeline": _copied_pipeline,
     "class weights": _class_weights,
     "a state that is loaded": _loaded,
+    "a decoder that is pre-trained": _decoder,
     "a decoder's state that is loaded": _decoder_loaded,
     "a state that is given out": _reported,
     "a gradient": _applied,
