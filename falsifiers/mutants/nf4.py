@@ -5,11 +5,14 @@ from typing import Any
 import numpy as np
 
 from blackswan.falsifiers.mutants.changes import (
+    ONE_WAVE,
     Arguments,
     call,
     edited,
+    first_rows,
     in_bfloat16,
     pull,
+    scaled,
     with_arguments,
     with_gradients,
     with_result,
@@ -149,6 +152,11 @@ mutants(
         "Fused product uses the first block's absmax for all.",
         with_arguments(absmax=lambda a: np.full_like(a["absmax"], a["absmax"][0])),
         "P17",
+    ),
+    nf4_linear_of_first_rows=("Tokens beyond the first 1,024 stay zero: the last part of them is left out.", scaled(first_rows("x", 1))),
+    nf4_linear_of_first_outputs=(
+        "Outputs beyond the first 1,024 stay zero: the last part of a weight that is dequantised in parts is left out.",
+        scaled(lambda a: (np.arange(a["out_features"]) < ONE_WAVE).astype(a["x"].dtype)),
     ),
     nf4_linear_bias_dropped=("Bias dropped in the fused product.", without("bias"), "S1"),
     nf4_linear_gradient_untransposed=("Input gradient from the weight with its rows reversed.", _gradient_untransposed, "P17"),
