@@ -20,8 +20,8 @@ MOMENTS = ("exp_avg/", "exp_avg_sq/")
 class DecoderAdamW:
     """Betas 0.9 and 0.999, eps 1e-8; moments in the parameters' dtype. A tied head is the embedding: one parameter, moved once.
 
-    It makes every parameter trainable, in memory of its own: what the decoder was made of stays as it is. Raises a ValueError for a decoder that cannot be trained whole: NF4 weights, or parameters in
-    half precision, in which a step of AdamW is less than a rounding.
+    It makes every parameter trainable, in memory of its own: what the decoder was made of stays as it is. Raises a ValueError for a decoder
+    that cannot be trained whole: NF4 weights, or parameters in half precision, in which a step of AdamW is less than a rounding.
     """
 
     def __init__(self, decoder: Decoder, weight_decay: float) -> None:
