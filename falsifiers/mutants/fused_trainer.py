@@ -427,6 +427,14 @@ wrong_steps(
         "Where samples begin and end is counted in 16 bits, which wrap.",
         _packing(bounds=lambda value: value.to(torch.int16).to(value.dtype)),
     ),
+    layers_take_tokens_of_16_bits=(
+        "Token ids travel in 16 bits, of which the largest vocabularies have more.",
+        _packing(input_ids=lambda value: value & 0xFFFF),
+    ),
+    layers_take_labels_of_a_byte=(
+        "Labels travel in a byte, so that with more than 256 classes one is taken for another.",
+        _packing(labels=lambda value: value if value.is_floating_point() else value & 0xFF),
+    ),
 )
 
 

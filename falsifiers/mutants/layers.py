@@ -30,6 +30,10 @@ from blackswan.reference.table import Array, Operation
 mutants(
     "embedding",
     embedding_off_by_one=("Token ids shifted by one row.", with_arguments(input_ids=lambda a: (a["input_ids"] + 1) % len(a["weight"]))),
+    embedding_of_16_bits=(
+        "Token ids travel in 16 bits, of which the largest vocabularies have more.",
+        with_arguments(input_ids=lambda a: a["input_ids"] & 0xFFFF),
+    ),
     embedding_scaled=("Embedding times sqrt(hidden) as in another family.", scaled(lambda a: math.sqrt(a["weight"].shape[1]))),
     embedding_row_zero_is_padding=(
         "Token 0 taken for padding and embedded as zeros.",

@@ -37,7 +37,9 @@ WEIGHTS_WRITTEN = (3, 6)
 MANY = 6
 """Micro-batches of a call, more than the four whose gradients are held side by side."""
 LONG = 300
-"""Tokens of a text, more than a byte counts."""
+"""Tokens of a text, and classes, more than a byte counts."""
+VOCABULARY = 70_000
+"""More tokens than 16 bits count."""
 LENGTHS = ((4, 4, 4), (6, 5, 1))
 """Of three samples in the first call and in later ones: as many tokens in all, and yet a longer sample than a captured step has met."""
 BIAS, HEAD = "trainable/score.bias", "trainable/score.weight"
@@ -134,12 +136,12 @@ def _of_16_bits(trial: Trial, rng: Generator, work: Workload, settings: Mapping[
 
 def _unusual_steps(trial: Trial) -> Iterator[Comparison]:
     """A step on samples of which the head is certain, so that the gradient is exactly zero; one with logits whose sum is infinite; one with
-    labels between 0 and 1; one on more than 32,767 tokens, in texts of more than 255; and one on a token of a trainer of so short texts
-    that more tokens fill up."""
+    labels between 0 and 1; one on more than 32,767 tokens, in texts of more than 255, of more classes than 255 and of tokens beyond 65,535;
+    and one on a token of a trainer of so short texts that more tokens fill up."""
     rng = trial.rng("unusual steps")
     work, settings = _drawn(rng, trial, 2, FAMILIES[trial.seed % 3])
     many = replace(work, family="llama", layers=1, heads=2, kv_heads=1, head_dim=8, hidden=16, intermediate=24)
-    many = replace(many, seq=LONG, micro=1 + 2**15 // LONG, pooling="last")
+    many = replace(many, seq=LONG, micro=1 + 2**15 // LONG, pooling="last", vocab=VOCABULARY, classes=LONG)
     many_settings = settings | {"max_norm": None, "scaling": {}, "class_weights": None}
     certain = {BIAS: np.array([0.0, 0.0, 200.0], np.float32), HEAD: np.zeros((3, work.hidden), np.float32)}
     large = {BIAS: np.full(3, 2e38, np.float32), HEAD: np.zeros((3, work.hidden), np.float32)}
