@@ -153,7 +153,7 @@ mutants(
         with_arguments(absmax=lambda a: np.full_like(a["absmax"], a["absmax"][0])),
         "P17",
     ),
-    nf4_linear_of_first_rows=("Tokens beyond the first 1,024 stay zero: the last part of them is left out.", scaled(first_rows("x", 1))),
+    nf4_linear_of_first_tokens=("Tokens beyond the first 1,024 stay zero: the last part of them is left out.", scaled(first_rows("x", 1))),
     nf4_linear_of_first_outputs=(
         "Outputs beyond the first 1,024 stay zero: the last part of a weight that is dequantised in parts is left out.",
         scaled(lambda a: (np.arange(a["out_features"]) < ONE_WAVE).astype(a["x"].dtype)),
