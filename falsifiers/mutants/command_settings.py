@@ -13,7 +13,7 @@ from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 from blackswan.impl import settings
 from blackswan.impl.checkpoint import read_config
 from blackswan.impl.classifier import base_shapes
-from blackswan.impl.config import ClassifyConfig
+from blackswan.impl.config import TARGETS, ClassifyConfig
 
 wrong_step("impl.commands.train:parameter_count", name="parameters_without_the_output_layer", doc="An untied output layer is not counted.")(
     lambda _, model: sum(math.prod(shape) for shape in base_shapes(read_config(model)).values())
@@ -242,7 +242,7 @@ wrong_steps(
 @wrong_step("impl.settings:_converted")
 def settings_unknown_projections_of_a_list_dropped(converted: Callable[..., Any], name: str, value: Any) -> Any:
     """What is no projection in a file's list is left out, unless nothing is left."""
-    known = [each for each in value if each in settings.TARGETS["all"]] if name == "lora_targets" and isinstance(value, list) else []
+    known = [each for each in value if each in TARGETS["all"]] if name == "lora_targets" and isinstance(value, list) else []
     return converted(name, known or value)
 
 

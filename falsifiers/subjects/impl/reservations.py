@@ -177,7 +177,7 @@ class Ledger(Session):
         that reservation back: each is given a tenth of a second from when it asks for the lock, by flock or lockf."""
         living, context, beside, who = ledger.Ledger._living, multiprocessing.get_context("fork"), list[str](), threading.local()
         waits, released = context.Event(), context.Event()
-        starts, asks, enters = ({"process": context.Event(), "thread": threading.Event()} for _ in range(3))
+        starts, asks, enters = ({name: context.Event() for name in ("process", "thread")} for _ in range(3))
 
         def lock(real: Callable[..., None], *arguments: Any) -> None:
             if who.name in asks:
@@ -209,13 +209,13 @@ class Ledger(Session):
             self._book.entries()
 
         who.name, thread = "owner", threading.Thread(target=enter, args=["thread"], daemon=True)
-        others = [context.Process(target=give_back, daemon=True), context.Process(target=enter, args=["process"], daemon=True), thread]
-        locks = {each: partial(lock, getattr(fcntl, each)) for each in ("flock", "lockf")}
+        process, holder = (context.Process(target=each, args=given, daemon=True) for each, given in ((enter, ["process"]), (give_back, [])))
+        locks: dict[str, Any] = {each: partial(lock, getattr(fcntl, each)) for each in ("flock", "lockf")}
         with mock.patch.multiple("blackswan.impl.ledger.fcntl", **locks), mock.patch.object(ledger.Ledger, "_living", inside):
-            for other in others:
+            for other in (process, holder, thread):
                 other.start()
             self.reserved()
-            for other in others:
+            for other in (process, holder, thread):
                 other.join()
         return beside
 
