@@ -1,8 +1,10 @@
 """States of runs of which a key or a tensor is damaged: a run goes on from none of them, and changes none."""
 
+import errno
 import fcntl
 import hashlib
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -91,7 +93,7 @@ def refuses_training_state(trial: Trial) -> Iterator[Comparison]:
             (unread / STATE).unlink()
             (unread / STATE).symlink_to(UNREADABLE)
             ask = partial(trial.trainer.fit, problem, unread, Plan(resume=True))
-            yield trial.refuses("a state that the system cannot read", ask, "", "OSError")
+            yield trial.refuses("a state that the system cannot read", ask, os.strerror(errno.EIO), "OSError")
         trial.trainer.fit(problem, lost := folder.with_name("lost"), Plan())
         yield from _as_before(lost)
         shutil.rmtree(lost / "state")
