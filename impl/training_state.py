@@ -91,11 +91,7 @@ def _progress(values: Any, path: Path) -> Progress:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replaces a file by way of a temporary one beside it: a reader, and whoever comes after a crash, sees the old or the new one whole.
-
-    Where the name is a link, what it leads to is replaced, as in `folder.whole_folder`.
-    """
-    path = Path(os.path.realpath(path))
+    """Replaces a file by way of a temporary one beside it: a reader, and whoever comes after a crash, sees the old or the new one whole."""
     descriptor, name = tempfile.mkstemp(prefix=f"{PARTIAL}{path.name}.", dir=path.parent)
     partial = Path(name)
     try:

@@ -174,14 +174,6 @@ def run_takes_given_weights_with_it(open_run: Any, run: Any, resume: bool) -> No
 
 
 @wrong_step("impl.training_state:write_atomically")
-def state_takes_the_place_of_a_link(write: Any, path: Path, content: bytes) -> None:
-    """A state that somebody has linked to a larger disk is written beside the link's name, and what it leads to stays as it was."""
-    if path.is_symlink():
-        path.unlink()
-    write(path, content)
-
-
-@wrong_step("impl.training_state:write_atomically")
 def state_for_its_owner_alone(write: Any, path: Path, content: bytes) -> None:
     """A new state keeps the mode of a temporary file, which nobody else can read."""
     write(path, content)
