@@ -80,8 +80,8 @@ def goes_on_from_every_write(trial: Trial) -> Iterator[Comparison]:
     """The folder as it was before something was done to one of its files: of the moments of each name one is drawn, and the run goes on
     from there, or begins anew where it had not begun, and ends as it did, in its folder and in memory; so it does from its end, where no
     step is left. A state is written after each step, the last one of an epoch too, and is that of its step, even if the next one is made
-    before it is written. No file of the run is ever gone or empty after it was there, and none stays half written. Where the system takes a piece of what is written at a call, the run leaves the
-    same.
+    before it is written. No file of the run is ever gone or empty after it was there, and none stays half written. Where the system takes a
+    piece of what is written at a call, the run leaves the same.
     """
     rng, problem = trial.rng("moments"), small_run(trial, samples=(BATCH, 3), epochs=2, learning_rate=0.1)
     with tempfile.TemporaryDirectory() as parent:
@@ -99,7 +99,7 @@ def goes_on_from_every_write(trial: Trial) -> Iterator[Comparison]:
             there |= whole_files
         epochs, steps = problem.settings["epochs"], len(problem.batches)
         due = {(epoch, step) for epoch in range(epochs) for step in range(steps + 1)} | {(epochs, 0)}
-        yield from same("epochs and steps in them of the states that were written", sorted(due), sorted(places))
+        yield from same("epochs and steps in them whose states were not written", [], sorted(due - places - {(0, 0)}))
         seen: set[tuple[Any, ...]] = set()
         for name, different in sorted(moments.items()):
             if new := sorted(different.keys() - seen):
@@ -141,7 +141,8 @@ def _place(folder: Path) -> set[tuple[int, int]]:
 def _goes_on_after_an_early_stop(trial: Trial, parent: Path) -> list[Comparison]:
     """A run that has stopped early makes no step, and leaves a model that never trained at the last epoch's tensors, not the best one's.
 
-    Broken off in its last epoch, which is no better, it ends alike where somebody has moved the best adapter elsewhere.
+    Broken off in its last epoch, it ends alike where somebody has moved the best adapter elsewhere, which the last one takes the place of
+    only if it is better.
     """
     problem = small_run(trial, samples=FEW, epochs=7, learning_rate=UNSTEADY, early_stop_patience=1)
     run, again = (trial.trainer.fit(problem, parent / "early", Plan(resume=resume)) for resume in (False, True))
@@ -153,7 +154,8 @@ def _goes_on_after_an_early_stop(trial: Trial, parent: Path) -> list[Comparison]
     trial.trainer.fit(problem, folder := parent / "without its best", Plan(stop_after=before + 1))
     shutil.rmtree(folder / "best")
     rest = trial.trainer.fit(problem, folder, Plan(resume=True))
-    return found + same("without the best adapter", (run.result, False), (rest.result, (folder / "best").exists()))
+    better = run.result is not None and run.result.best_epoch == len(run.result.epochs)
+    return found + same("without the best adapter", (run.result, better), (rest.result, (folder / "best").exists()))
 
 
 def _goes_on_from_its_end(trial: Trial, problem: SmallRun, folder: Path, whole: Run) -> list[Comparison]:

@@ -46,10 +46,9 @@ def _arrives(
 def _handled(path: Path) -> None:
     """What other programs do to a file without a change of its content: it is read, and gets another name and other permissions."""
     before = path.stat()
-    path.with_suffix(".copy").hardlink_to(path)
     path.chmod(0o600)
     os.utime(path, ns=(before.st_mtime_ns - DAY, before.st_mtime_ns))
-    path.unlink()
+    path.rename(path.with_suffix(".moved"))
 
 
 BAD_LINES: dict[str, tuple[str | bytes, str]] = {

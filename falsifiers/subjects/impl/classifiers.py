@@ -210,7 +210,7 @@ def _answered(pipeline: ClassifyPipeline, samples: list[Sample]) -> Answered:
     confusions = np.asarray([evaluation.confusion for evaluation in evaluations])
     shown = confusions.argmax(axis=2) % 2 if pipeline.config.multi_label else confusions.sum(axis=1).argmax(axis=1)
     predicted = pipeline.predict(texts)
-    if unlike := [each for each in predicted if type(each) is not type(samples[0].label)]:
+    if unlike := [each for each in predicted if not isinstance(each, type(samples[0].label))]:
         raise RuntimeError(f"predict answered {unlike[0]!r}, which is no label of a sample, like {samples[0].label!r}")
     probabilities = {"predict": pipeline.probabilities(texts).numpy(), "forward_only": passed.probabilities.cpu().numpy()}
     classes = {"predict": np.asarray(predicted), "forward_only": passed.predicted.cpu().numpy(), "evaluate": shown}

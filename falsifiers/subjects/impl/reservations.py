@@ -174,15 +174,16 @@ class Ledger(Session):
 
     def entered_beside(self, reservation: int) -> list[str]:
         """Who gets into the ledger, a process or a thread of this one, beside somebody that has waited for it while another process gave
-        that reservation back: each is given a tenth of a second from when it asks for the lock, by flock or lockf."""
+        that reservation back: each is given a tenth of a second from when it asks for the lock, by flock or lockf, or five seconds."""
         living, context, beside, who = ledger.Ledger._living, multiprocessing.get_context("fork"), list[str](), threading.local()
         waits, released = context.Event(), context.Event()
         starts, asks, enters = ({name: context.Event() for name in ("process", "thread")} for _ in range(3))
 
         def lock(real: Callable[..., None], *arguments: Any) -> None:
-            if who.name in asks:
-                asks[who.name].set()
-            elif who.name == "owner" and not released.is_set():
+            name = getattr(who, "name", "")
+            if name in asks:
+                asks[name].set()
+            elif name == "owner" and not released.is_set():
                 waits.set()
                 released.wait(LONGEST)
             real(*arguments)
@@ -199,24 +200,24 @@ class Ledger(Session):
 
         def give_back() -> None:
             who.name = "holder"
-            waits.wait()
+            waits.wait(LONGEST)
             self.release(reservation)
             released.set()
 
         def enter(name: str) -> None:
             who.name = name
-            starts[name].wait()
+            starts[name].wait(4 * LONGEST)
             self._book.entries()
 
         who.name, thread = "owner", threading.Thread(target=enter, args=["thread"], daemon=True)
         process, holder = (context.Process(target=each, args=given, daemon=True) for each, given in ((enter, ["process"]), (give_back, [])))
         locks: dict[str, Any] = {each: partial(lock, getattr(fcntl, each)) for each in ("flock", "lockf")}
-        with mock.patch.multiple("blackswan.impl.ledger.fcntl", **locks), mock.patch.object(ledger.Ledger, "_living", inside):
+        with mock.patch.multiple(fcntl, **locks), mock.patch.object(ledger.Ledger, "_living", inside):
             for other in (process, holder, thread):
                 other.start()
             self.reserved()
             for other in (process, holder, thread):
-                other.join()
+                other.join(LONGEST)
         return beside
 
     def run(self, card: int, count: int, block: Callable[[], object]) -> None:
