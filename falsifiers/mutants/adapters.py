@@ -393,7 +393,7 @@ _KINDS: dict[Path, bool] = {}
 
 @wrong_step("impl.pipeline:is_merged")
 def kinds_kept_by_their_path(merged: Step, folder: Path) -> bool:
-    """What was an adapter when it was first opened is one for good."""
+    """A folder that held an adapter when it was first opened is taken for one for good."""
     return _KINDS.setdefault(folder, merged(folder))
 
 

@@ -144,7 +144,7 @@ def apr_frequency_factors_ignored(by_name: Step, file: Any) -> Any:
 
 @wrong_step("impl.apr_write:special_tokens")
 def special_tokens_of_generation(special: Step, source: Path) -> dict[str, Any]:
-    """What ends a text that is generated takes the place of the tokens by which config.json says that texts of training end."""
+    """The tokens of generation_config.json, which end what is generated, take the place of those of config.json."""
     path = source / "generation_config.json"
     said = json.loads(path.read_text()) if path.is_file() else {}
     return {**special(source), **{key: value for key, value in said.items() if key.endswith("token_id")}}

@@ -241,7 +241,7 @@ wrong_steps(
 
 @wrong_step("impl.settings:_converted")
 def settings_unknown_projections_of_a_list_dropped(converted: Callable[..., Any], name: str, value: Any) -> Any:
-    """What is no projection in a file's list is left out, unless nothing is left."""
+    """Unknown projections in a file's list are left out, unless nothing is left."""
     known = [each for each in value if each in TARGETS["all"]] if name == "lora_targets" and isinstance(value, list) else []
     return converted(name, known or value)
 

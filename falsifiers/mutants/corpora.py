@@ -106,7 +106,7 @@ def corpus_changes_by_being_read(lines: Step, path: Path) -> Iterator[bytes]:
 
 @wrong_step("impl.corpus:_lines")
 def corpus_looked_at_by_its_name(lines: Step, path: Path) -> Iterator[bytes]:
-    """What has a corpus' name when it was read is asked for its size, and not what was read."""
+    """The size is asked of the file that has the corpus' name by then, and not of the one that was read."""
     before = path.stat()
     yield from lines(path)
     if stat.S_ISREG(before.st_mode) and not (path.exists() and path.stat().st_size == before.st_size):

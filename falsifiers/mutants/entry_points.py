@@ -320,7 +320,7 @@ def state_with_the_wrong_word(require: Any, optimiser: Any, state: Any) -> None:
 
 @wrong_step("impl.pipeline:ClassifyPipeline.save")
 def saving_steps_on_what_waits(save: Any, pipeline: Any, folder: Any) -> None:
-    """What waits for a step is applied before an adapter is saved, so that it is in it."""
+    """Gradients that wait for a step are applied before an adapter is saved."""
     if pipeline.trainer.accumulated:
         pipeline.apply()
     save(pipeline, folder)

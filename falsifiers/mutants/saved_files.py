@@ -146,7 +146,7 @@ def left_over_by_a_part_of_its_name(remove: Step, folder: Path, prefix: str) -> 
 
 @wrong_step("impl.folder:remove_left_over")
 def old_adapter_lost_by_a_kill(remove: Step, folder: Path, prefix: str) -> None:
-    """What a killed process had taken away, and not yet replaced, is removed with the rest."""
+    """The old adapter, which a killed process had taken away and not yet replaced, is removed with the rest."""
     for path in [each for each in folder.iterdir() if each.name.startswith(prefix) and each.suffix == ".old"]:
         shutil.rmtree(path)
     remove(folder, prefix)

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.subjects.doors.training import Corpus, Kill, Plan, Run
-from blackswan.falsifiers.system.run_problem import BATCH, PARTS, SmallRun, left_as_kept, small_run, with_samples
+from blackswan.falsifiers.system.run_problem import BATCH, PARTS, STATE, SmallRun, left_as_kept, read_state, small_run, with_samples
 from blackswan.falsifiers.system.runs import FEW, UNSTEADY
 from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Trial
@@ -129,12 +129,9 @@ def goes_on_from_every_write(trial: Trial) -> Iterator[Comparison]:
 
 def _place(folder: Path) -> set[tuple[int, int]]:
     """The epoch of the run's state and the steps made in it; of none, and of one that is damaged, nothing."""
-    file = folder / "state" / "state.safetensors"
-    with suppress(SafetensorError):
-        if file.is_file():
-            with safe_open(file, framework="numpy") as held:
-                progress = json.loads(held.metadata()["progress"])
-            return {(progress["epoch"], progress["position"])}
+    with suppress(SafetensorError, FileNotFoundError):
+        _, progress = read_state(folder / STATE)
+        return {(progress["epoch"], progress["position"])}
     return set()
 
 

@@ -44,7 +44,7 @@ def _arrives(
 
 
 def _handled(path: Path) -> None:
-    """What other programs do to a file without a change of its content: it is read, and gets another name and other permissions."""
+    """Other programs read a file, move it and give it other permissions: its content stays."""
     before = path.stat()
     path.chmod(0o600)
     os.utime(path, ns=(before.st_mtime_ns - DAY, before.st_mtime_ns))

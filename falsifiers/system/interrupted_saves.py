@@ -39,7 +39,7 @@ RENAMES = 4
 @reads_files
 def interrupted_save_leaves_a_whole_adapter(trial: Trial) -> Iterator[Comparison]:
     """A save over an adapter that is killed at any step leaves the old one or the new one; without room on disk it leaves the old one.
-    Where two names cannot be exchanged one of them is there again when the next save begins, though that fails.
+    Either of them is there again when the next save begins, though that fails, where two names cannot be exchanged.
 
     Every file of the new adapter differs from the old one's.
     """

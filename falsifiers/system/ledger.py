@@ -260,7 +260,7 @@ def _written_by_hand() -> dict[str, Any]:
 
 
 def _of_another_version(trial: Trial) -> list[Comparison]:
-    """What another version of the program has reserved is reserved for this one too, and stays when this one writes."""
+    """This version counts what another one has reserved, and leaves it there when it writes."""
     with tempfile.TemporaryDirectory() as folder:
         (file := Path(folder) / "ledger.json").write_text(json.dumps([_written_by_hand()]))
         ledger = trial.reservations.ledger(Path(folder), [Card(2 * GIB, 2 * GIB)])

@@ -16,9 +16,9 @@ from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_in
 from blackswan.falsifiers.subjects.doors.training import Kill, Plan, Problem, Raised, Run
 from blackswan.falsifiers.system.continued import FEATURES, KILLED, other_runs
 from blackswan.falsifiers.system.run_problem import BATCH as BATCH_OF_ALL
-from blackswan.falsifiers.system.run_problem import small_run
+from blackswan.falsifiers.system.run_problem import STATE, read_state, small_run
 from blackswan.falsifiers.system.same import same
-from blackswan.falsifiers.system.state_damage import STATE, read_state, sealed_state
+from blackswan.falsifiers.system.state_damage import sealed_state
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array
 

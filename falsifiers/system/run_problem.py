@@ -1,10 +1,13 @@
-"""A small training run: parameters, samples and settings drawn from a trial's seed, and the reference's view of them."""
+"""A small training run: parameters, samples and settings drawn from a trial's seed, the reference's view of them, and its state."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import safe_open
 
 from blackswan import reference
 from blackswan.falsifiers.numeric.comparison import Comparison
@@ -22,6 +25,7 @@ MICRO, ACCUMULATION = 2, 2
 BATCH = MICRO * ACCUMULATION
 ARCHITECTURE = ("family", "vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "eps", "theta", "tied")
 SIZES = {"batch": 1, "seq": 2, "vocab": 257, "hidden": 16, "intermediate": 24, "layers": 1, "kv_heads": 1, "groups": 2, "half_dim": 4}
+STATE = "state/state.safetensors"
 
 
 @dataclass(frozen=True)
@@ -134,3 +138,9 @@ def left_as_kept(when: str, run: Run, kept: Kept) -> list[Comparison]:
     if run.left is None:
         return []
     return same(f"trainable tensors in memory, {when}", part(kept.state, "trainable"), part(run.left, "trainable"))
+
+
+def read_state(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Tensors and progress of a run's state."""
+    with safe_open(path, framework="numpy") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["progress"])  # noqa: SIM118

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
 from safetensors.numpy import load, save
 
 from blackswan.falsifiers.numeric.answers import SubjectError
@@ -25,13 +24,13 @@ from blackswan.falsifiers.subjects.doors.training import Plan, Pretraining, Prob
 from blackswan.falsifiers.system.continued import other_architectures
 from blackswan.falsifiers.system.derived_damage import ABSENT, Damage, another, edited, forms, judged, other_types, tensors
 from blackswan.falsifiers.system.pretraining import small_pretraining
-from blackswan.falsifiers.system.run_problem import small_run
+from blackswan.falsifiers.system.run_problem import STATE, read_state, small_run
 from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.token_streams import write_shards
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array
 
-STATE, POSITION, RUN = "state/state.safetensors", "state/state.json", "run.json"
+POSITION, RUN = "state/state.json", "run.json"
 RANK = 80
 """The largest factors of such a rank have more than 4 KiB, so that a checksum that is not that of all of a tensor shows."""
 LARGE_RANK = 20_000
@@ -217,12 +216,6 @@ def _other_shape(value: Array, rng: Generator) -> Array:
     return np.ascontiguousarray(value.T) if value.T.shape != value.shape else value[None]
 
 
-def read_state(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Tensors and progress of a run's state."""
-    with safe_open(path, framework="numpy") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["progress"])  # noqa: SIM118
-
-
 def _sealed(name: str, held: Mapping[str, Array], progress: Mapping[str, Any], named: str, *, seal: bool = True) -> Damage:
     """A state with the checksum of its content, or with that of none."""
     return Damage(f"state: {name}", {STATE: sealed_state(held, progress, seal=seal)}, named)
@@ -247,7 +240,7 @@ def refuses_pretraining_state(trial: Trial) -> Iterator[Comparison]:
         trial.pretrainer.run(replace(problem, output=other, settings={**problem.settings, "weight_decay": 0.2}), stop_after=2)
         ask = _on_a_copy(folder, partial(_goes_on, trial, problem))
         make, values = partial(edited, folder, POSITION), json.loads((folder / POSITION).read_text())
-        yield from same("what the state says of its run", _said_before(trial, problem, values["run"]["architecture"]), values["run"])
+        yield from same("what the state says of its run", _said_before(trial, problem), values["run"])
         damages = [*forms(folder, POSITION, rng)]
         for key, value in values.items():
             damages += [make({key: each}, "state.json|state.safetensors") for each in (ABSENT, another(value), other_types(value)[0])]
@@ -293,13 +286,13 @@ def refuses_pretraining_state(trial: Trial) -> Iterator[Comparison]:
         yield from _optimiser_refuses(trial, problem)
 
 
-def _said_before(trial: Trial, problem: Pretraining, architecture: Any) -> dict[str, Any]:
-    """What states of earlier versions say of such a run, which goes on from them."""
+def _said_before(trial: Trial, problem: Pretraining) -> dict[str, Any]:
+    """Earlier versions' states say this of such a run, which goes on from them."""
     digests = {"data": problem.train.folder / "index.json", "tokenizer": problem.tokenizer}
     said = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in digests.items()}
     settings = {name: value for name, value in trial.pretrainer.settings(problem.settings).items() if name != FREE}
     batches = {name: getattr(problem.train, name) for name in ("batch", "seq", "seed")}
-    return {**settings, **said, **batches, "architecture": architecture}
+    return {**settings, **said, **batches, "architecture": {**problem.architecture, "rope_scaling": None}}
 
 
 def _of_one_size(text: bytes) -> bytes:

@@ -173,8 +173,11 @@ class Ledger(Session):
         return [sum(entry.bytes for entry in entries if entry.device == key) for key in self._keys]
 
     def entered_beside(self, reservation: int) -> list[str]:
-        """Who gets into the ledger, a process or a thread of this one, beside somebody that has waited for it while another process gave
-        that reservation back: each is given a tenth of a second from when it asks for the lock, by flock or lockf, or five seconds."""
+        """The names of those that get into the ledger beside somebody: a process, and a thread of this one.
+
+        Somebody waits for the ledger until another process has given that reservation back, and is then inside. Each of the two has a tenth
+        of a second to get in, from when it asks for the lock by flock or lockf, and five seconds to ask.
+        """
         living, context, beside, who = ledger.Ledger._living, multiprocessing.get_context("fork"), list[str](), threading.local()
         waits, released = context.Event(), context.Event()
         starts, asks, enters = ({name: context.Event() for name in ("process", "thread")} for _ in range(3))
