@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
+from unittest import mock
 
 _planted: list[str] = []
 
@@ -59,4 +60,11 @@ def replanted(references: Sequence[str]) -> Iterator[None]:
         for reference in references:
             module, _, name = reference.partition(":")
             stack.enter_context(import_module(module).applied(name))
+        yield
+
+
+@contextmanager
+def opening(opened: Callable[..., Any]) -> Iterator[None]:
+    """Inside the block files are opened by that function, whether they are asked for by `open` or by a path's own calls."""
+    with mock.patch("io.open", opened), mock.patch("builtins.open", opened):
         yield

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.subjects.doors.devices import Card
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.feigned import Alike
+from blackswan.falsifiers.subjects.patching import opening
 from blackswan.falsifiers.subjects.protocol import Session
 from blackswan.impl import __main__ as command
 from blackswan.impl import ledger
@@ -244,5 +246,20 @@ class Ledger(Session):
 
     def unseen(self, error: OSError) -> list[int]:
         """As `reserved`, while each holder's file in /proc was opened, and cannot be read for that reason, as where the holder ends."""
-        with mock.patch.object(Path, "read_text", side_effect=error):
+        real = io.open
+
+        class Unseen(io.FileIO):
+            def readinto(self, _: Any) -> NoReturn:
+                raise error
+
+            def readall(self) -> NoReturn:
+                raise error
+
+        def opened(file: Any, mode: str = "r", buffering: int = -1, *given: Any, **named: Any) -> Any:
+            if not re.fullmatch(r"/proc/\d+/\w+", str(file)):
+                return real(file, mode, buffering, *given, **named)
+            read = Unseen(file) if buffering == 0 else io.BufferedReader(Unseen(file))
+            return read if "b" in mode else io.TextIOWrapper(read, *given, **named)
+
+        with opening(opened):
             return self.reserved()
