@@ -1,13 +1,14 @@
 """Devices, and trainers on them, as `impl` chooses and makes them."""
 
 import importlib
+import io
 import itertools
 import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,8 +27,9 @@ from blackswan.falsifiers.subjects.impl.blocks import KINDS, Block, backends_aft
 from blackswan.falsifiers.subjects.impl.hand_written import Steps
 from blackswan.falsifiers.subjects.impl.large import changed_when_repeated, last_rows
 from blackswan.falsifiers.subjects.impl.openings import Opening
+from blackswan.falsifiers.subjects.patching import opening
 from blackswan.falsifiers.subjects.protocol import Lacks, Session
-from blackswan.impl import device, dispatch, host, kernels, nonfinite, residency
+from blackswan.impl import device, dispatch, kernels, nonfinite, residency
 from blackswan.impl.classifier import Classifier, trainable_shapes
 from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.dispatch import replaced
@@ -39,13 +41,23 @@ from blackswan.impl.trainer import Batch, Trainer
 from blackswan.reference.table import Array
 
 
-def _host(said: Path) -> AbstractContextManager[object]:
+@contextmanager
+def _host(said: Path) -> Iterator[None]:
     """Inside the block the system says what stands in that folder; of its pages, if it says anything, the numbers in the file `pages`."""
-    files: dict[str, Any] = {"_MEMINFO": said / "meminfo", "_OWN_GROUP": said / "cgroup", "_GROUPS": said / "groups"}
-    if (said / "pages").exists():
-        files["os"] = SimpleNamespace(sysconf=json.loads((said / "pages").read_text()).__getitem__)
-    changed: AbstractContextManager[object] = mock.patch.multiple(host, **files)
-    return changed
+    real = io.open
+    there = {"/proc/meminfo": "meminfo", "/proc/self/cgroup": "cgroup", "/sys/fs/cgroup": "groups"}
+
+    def opened(file: Any, *given: Any, **named: Any) -> Any:
+        for place, name in there.items():
+            if str(file).startswith(place):
+                file = f"{said / name}{str(file).removeprefix(place)}"
+                break
+        return real(file, *given, **named)
+
+    pages = said / "pages"
+    counted = mock.patch.object(os, "sysconf", json.loads(pages.read_text()).__getitem__) if pages.exists() else nullcontext()
+    with opening(opened), counted:
+        yield
 
 
 class Devices(Door):
