@@ -1,17 +1,19 @@
 """Corpora and the plan of an epoch, as `impl` reads and makes them."""
 
+import json
 import multiprocessing
 import os
 import shutil
 import sys
 import tempfile
 import time
-from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -19,6 +21,7 @@ import numpy as np
 
 from blackswan.falsifiers.subjects.doors.files import Batch, CorpusFile, Label, Split, Tokenizing, TokenRows
 from blackswan.falsifiers.subjects.impl import Door
+from blackswan.falsifiers.subjects.impl.files import writing
 from blackswan.falsifiers.subjects.impl.workers import on_ranks
 from blackswan.falsifiers.subjects.protocol import Lacks
 from blackswan.impl import checkpoint, samples, tokens
@@ -32,6 +35,8 @@ STATISTICS = ("total", "class_counts", "length_percentiles", "max_length", "trun
 
 BESIDE = 7
 """So many tokens more may a text have by another reader of the same tokenizer."""
+ALONE = 2**20
+"""Characters of a text that is tokenised by itself."""
 TOGETHER = 0.6
 """Seconds in which two processes read a corpus at once, so that each is stopped in the midst of a read many times."""
 
@@ -84,26 +89,26 @@ class Corpora(Door):
 
     def behind(self, tokens: int, rows: Sequence[Sequence[int]]) -> list[list[int]]:
         """The rows as samples of a corpus on a disk that begins with a sample of so many tokens, of which the file system stores none."""
-        ids = samples._IdsOnDisk(Path("corpus.jsonl"))
-        collected = samples._Collected(ids, 2, False)
-        collected.add([((), tokens)], [0])
-        try:
-            ids._file.truncate(tokens * array(samples._IDS).itemsize)
-        except OSError as error:
-            raise Lacks(f"a temporary file of so many tokens: {error}") from None
-        ids._file.seek(0, os.SEEK_END)
-        collected._lengths[0] = tokens
-        collected.add([(row, len(row)) for row in rows], [0] * len(rows))
-        return list(collected.samples().rows.select(np.arange(1, len(rows) + 1)))
+        before, calls, handles = _without_a_name(), count(), list[int]()
+
+        def asked() -> None:
+            if next(calls) != 2:
+                return
+            handles.extend(handle for file, handle in _without_a_name().items() if file not in before)
+            try:
+                for handle in handles:
+                    os.ftruncate(handle, os.fstat(handle).st_size * (tokens + 1))  # there is one id so far
+                    os.lseek(handle, 0, os.SEEK_END)
+            except OSError as error:
+                raise Lacks(f"a temporary file of so many tokens: {error}") from None
+
+        read = _of_rows([[1], _Hole(tokens), *rows], alone=2, asked=asked).rows
+        return list(read.select(np.arange(2, len(rows) + 2)))
 
     def in_parts(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
         """The rows as samples of a corpus on a disk of which the system takes seven bytes at most at a call, as a full one takes a part."""
-        ids = samples._IdsOnDisk(Path("corpus.jsonl"))
-        ids._file, file = mock.Mock(wraps=ids._file), ids._file
-        ids._file.write = lambda content: file.write(content[:7])
-        collected = samples._Collected(ids, 2, False)
-        collected.add([(row, len(row)) for row in rows], [0] * len(rows))
-        return list(collected.samples().rows)
+        with writing(7):
+            return list(_of_rows(rows).rows)
 
     def at_once(self, corpus: CorpusFile, tokenizing: Tokenizing) -> int:
         """The most characters that are given to the tokenizer at once as a corpus is read."""
@@ -141,19 +146,17 @@ class Corpora(Door):
 
     def by_two_processes(self, rows: Sequence[Sequence[int]]) -> list[int]:
         """How many of the rows each of two processes finds otherwise that go on with a corpus on a disk, and read all of it at once."""
-        collected = samples._Collected(samples._IdsOnDisk(Path("corpus.jsonl")), 2, False)
-        collected.add([(row, len(row)) for row in rows], [0] * len(rows))
-        context, read, expected = multiprocessing.get_context("fork"), collected.samples().rows, [[*row] for row in rows]
+        context, read, expected = multiprocessing.get_context("fork"), _of_rows(rows).rows, [[*row] for row in rows]
         start, wrong = context.Barrier(2, timeout=30), context.Array("q", [len(rows)] * 2)
 
-        def count(place: int) -> None:
+        def compare(place: int) -> None:
             start.wait()
             until, found = time.monotonic() + TOGETHER, 0
             while time.monotonic() < until and not found:
                 found = sum(read[at] != row for at, row in enumerate(expected))
             wrong[place] = found
 
-        processes = [context.Process(target=count, args=(place,)) for place in (0, 1)]
+        processes = [context.Process(target=compare, args=(place,)) for place in (0, 1)]
         for process in processes:
             process.start()
         for process in processes:
@@ -207,6 +210,43 @@ class Corpora(Door):
     def balanced_weights(self, labels: Sequence[Label], classes: int, kind: str) -> list[float]:
         """Class weights of a corpus with those labels; `kind` is balanced or balanced_over_classes."""
         return [float(weight) for weight in samples.balanced_weights(_numbered(labels, classes), kind)]
+
+
+def _without_a_name() -> dict[str, int]:
+    """The open files of this process that have no name any more, each with a handle."""
+    found = dict[str, int]()
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if (file := str(each.readlink())).endswith(" (deleted)"):
+                found[file] = int(each.name)
+    return found
+
+
+class _Hole(list[int]):
+    """Stands for so many ids, of which there is none."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self._tokens = tokens
+
+    def __len__(self) -> int:
+        return self._tokens
+
+
+def _of_rows(rows: Sequence[Sequence[int]], alone: int = 0, asked: Callable[[], None] = lambda: None) -> samples.Samples:
+    """Samples of a corpus on a disk whose texts have those ids. The first `alone` texts are so long that each is tokenised by itself, and
+    `asked` is called before the tokenizer answers."""
+
+    def measure(texts: Sequence[str]) -> list[tuple[Sequence[int], int]]:
+        asked()
+        return [(row, len(row)) for row in (rows[int(text)] for text in texts)]
+
+    tokenizer: Any = SimpleNamespace(measure=measure)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "corpus.jsonl"
+        texts = (str(place).rjust(ALONE if place < alone else 1) for place in range(len(rows)))
+        path.write_text("".join(json.dumps({"input": text, "label": 0}) + "\n" for text in texts))
+        return samples.read_samples(path, tokenizer, 2)
 
 
 def _elsewhere(group: Group, device: "torch.device", call: str, given: tuple[Any, ...]) -> Any:

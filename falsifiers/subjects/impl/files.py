@@ -336,7 +336,7 @@ def writing(at_most: int) -> Iterator[None]:
     def opened(file: Any, mode: str = "r", buffering: int = -1, *given: Any, **named: Any) -> Any:
         if "b" not in mode or mode == "rb":
             return real(file, mode, buffering, *given, **named)
-        short = Short(file, mode)
+        short = Short(file, mode, **{name: value for name, value in named.items() if name in ("closefd", "opener")})
         return short if buffering == 0 else io.BufferedRandom(short) if "+" in mode else io.BufferedWriter(short)
 
     def direct(handle: int, content: Any, offset: int) -> int:
