@@ -328,7 +328,7 @@ def _begun_over_a_run(trial: Trial, problem: Pretraining) -> Iterator[Comparison
         )
         yield from same("what a run begun twice leaves", before, content(folder))
     late = problem.output.with_name("begun meanwhile")
-    other = partial(shutil.copytree, problem.output, late)
+    other = partial(shutil.copytree, problem.output, late, dirs_exist_ok=True)
     run = partial(trial.pretrainer.run, replace(problem, output=late), meanwhile=other)
     yield trial.refuses("a run that another has begun meanwhile", run, "holds a run", "FileExistsError")
     yield from same("what a run begun too late leaves", content(problem.output), content(late))

@@ -6,8 +6,8 @@ import gc
 import hashlib
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, redirect_stderr, redirect_stdout, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from itertools import islice
@@ -114,7 +114,6 @@ class Pretrainer(Door):
         """
         decoder = self._random(problem.architecture, problem.seed).to(getattr(torch, dtype))
         steps, events, passes, free = list[pretrain_run.PretrainStep](), list[str](), list[tuple[int, int]](), list[str]()
-        sole = pretrain_run.sole_writer  # type: ignore[attr-defined]  # as a mutant left it there
         held = WeakSet[_Saved]()
         decoder.register_forward_pre_hook(lambda _, given: passes.append((len(given[0]), len(held))))
         train, validation = _batches(problem.train), None if problem.validation is None else _batches(problem.validation)
@@ -132,13 +131,9 @@ class Pretrainer(Door):
             if len(events) - 1 == stop_at:
                 raise _KilledError
 
-        def sole_writer(folder: Path) -> Any:
-            meanwhile()
-            return sole(folder)
-
         began = list[int]()
         result = pretrain_run.PretrainResult((), (), "")
-        alone = mock.patch.object(pretrain_run, "sole_writer", sole_writer)
+        alone = _before_a_lock(problem.output, meanwhile)
         disk = slow(until_the_next_step([*decoder.parameters()])) if slowly else nullcontext()
         interrupted = nullcontext() if interrupt_at is None else failing("adamw_step", interrupt_at, KeyboardInterrupt)
         ends = (_KilledError,) if interrupt_at is None else (_KilledError, KeyboardInterrupt)
@@ -338,6 +333,21 @@ def _keeping(held: "WeakSet[_Saved]") -> saved_tensors_hooks:
         return saved
 
     return saved_tensors_hooks(pack, lambda saved: saved.tensor)
+
+
+@contextmanager
+def _before_a_lock(folder: Path, meanwhile: Callable[[], object]) -> Iterator[None]:
+    """Inside the block something happens once, before a file in the folder is locked, by flock or lockf."""
+    left = [meanwhile]
+
+    def lock(real: Callable[..., None], file: Any, *given: Any) -> None:
+        handle = file if isinstance(file, int) else file.fileno()
+        if left and Path(f"/proc/self/fd/{handle}").resolve().is_relative_to(folder.resolve()):
+            left.pop()()
+        real(file, *given)
+
+    with mock.patch.multiple(fcntl, **{name: partial(lock, getattr(fcntl, name)) for name in ("flock", "lockf")}):
+        yield
 
 
 def _is_free(output: Path) -> bool:
