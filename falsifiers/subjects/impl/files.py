@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import gc
 import io
 import itertools
 import os
@@ -12,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -242,40 +244,50 @@ def _prepared(folder: Path, score: torch.nn.Linear) -> tuple[torch.nn.Module, Si
 def _exchanging(code: int) -> Iterator[None]:
     """Inside the block the system's library has no call that exchanges two names, or one that ends with that error."""
 
+    find = ctypes.CDLL.__getattr__
+
     def refused(*_: object) -> int:
         ctypes.set_errno(code)
         return -1
 
-    library = SimpleNamespace(renameat2=refused) if code else SimpleNamespace()
-    with mock.patch.object(ctypes, "CDLL", return_value=library):
+    def found(library: ctypes.CDLL, name: str) -> Any:
+        if name != "renameat2":
+            return find(library, name)
+        if not code:
+            raise AttributeError(name)
+        return refused
+
+    for library in [each for each in gc.get_objects() if issubclass(type(each), ctypes.CDLL)]:
+        vars(library).pop("renameat2", None)  # it is kept where it was found before
+    with mock.patch.object(ctypes.CDLL, "__getattr__", found):
         yield
 
 
 @contextmanager
 def _renaming(before: int) -> Iterator[None]:
     """Inside the block a path cannot be renamed once, after so many times."""
-    real, made = Path.rename, itertools.count()
+    made = itertools.count()
 
-    def rename(path: Path, target: Path) -> Path:
+    def rename(real: Callable[..., None], *given: Any, **named: Any) -> None:
         if next(made) == before:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(path, target)
+        real(*given, **named)
 
-    with mock.patch.object(Path, "rename", rename):
+    with mock.patch.multiple(os, **{name: partial(rename, getattr(os, name)) for name in ("rename", "replace")}):
         yield
 
 
 @contextmanager
 def _once_begun(meanwhile: Callable[[], object]) -> Iterator[None]:
-    """Inside the block something happens each time that a folder was made to write into."""
-    real = tempfile.mkdtemp
+    """Inside the block something happens once, when a folder was made to write into."""
+    real, left = os.mkdir, [meanwhile]
 
-    def made(*given: Any, **named: Any) -> str:
-        folder: str = real(*given, **named)
-        meanwhile()
-        return folder
+    def made(*given: Any, **named: Any) -> None:
+        real(*given, **named)
+        if left:
+            left.pop()()
 
-    with mock.patch.object(tempfile, "mkdtemp", made):
+    with mock.patch.object(os, "mkdir", made):
         yield
 
 
