@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -192,9 +193,9 @@ def _started_again(trial: Trial, whole: Path, folder: Path, where: Sequence[str]
 def _interrupted(trial: Trial, folder: Path, step: int, ended: str) -> Iterator[Comparison]:
     """After Ctrl-C in a step: status 2, and a message that names this step, whose line and whose state are written."""
     last = max((line["step"] for line in metrics(folder) if line["kind"] == "step"), default=0)
-    message = f"impl train: interrupted after step {last}; the same command with --resume goes on"
-    if not (ended.startswith("status 2: ") and message in ended):
-        yield broken("end after an interruption", "another one", f"status 2: {message}", ended[-300:] or "the end of the run")
+    message = rf"status 2: (?s:.*)impl train: .*\b{last}\b.*--resume"
+    if not re.match(message, ended):
+        yield broken("end after an interruption", "another one", message, ended[-300:] or "the end of the run")
     yield from same("last step of an interrupted run", step, last)
     yield from same("step of the state after an interruption", last, trial.trainer.kept(folder).progress["step"])
 
