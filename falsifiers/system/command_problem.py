@@ -14,6 +14,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import yaml
 
 from blackswan import reference
 from blackswan.falsifiers.data import CHECKPOINT
@@ -194,10 +195,15 @@ def number_of(line: Mapping[str, Any]) -> str:
     return f"{line['kind']} {line.get('step', line['epoch'])}"
 
 
-def plain(text: str) -> Any:
-    """A value of a YAML file, as a reader of numbers, words and lists of them takes it."""
-    if text.startswith("["):
-        return [plain(part) for part in text[1:-1].split(", ")]
+def in_yaml(file: Path) -> dict[str, Any]:
+    """The values of a YAML file, as a reader of numbers, words and lists of them takes them, however they are laid out."""
+    return {key: plain(value) for key, value in yaml.load(file.read_text(), yaml.BaseLoader).items()}  # noqa: S506  # it makes words alone
+
+
+def plain(text: str | list[Any]) -> Any:
+    """A value of a YAML file, from its words."""
+    if isinstance(text, list):
+        return [plain(part) for part in text]
     if text in ("null", "true", "false"):
         return json.loads(text)
     if re.fullmatch(r"-?\d+", text):

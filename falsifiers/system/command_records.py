@@ -25,10 +25,10 @@ from blackswan.falsifiers.system.command_problem import (
     STANDSTILL,
     STATISTICS,
     Small,
+    in_yaml,
     kind_of,
     metrics,
     options,
-    plain,
     small,
     texts_of,
     tokenizer,
@@ -98,8 +98,7 @@ def _recorded(trial: Trial, name: str, problem: Small, corpus: Texts) -> Iterato
     said = trial.commands.run("train", *given, *options(settings))
     if isinstance(settings["class_weights"], str):
         problem = problem.with_weights_of(train[1])
-        written = dict(line.split(": ", 1) for line in (run / CONFIG).read_text().splitlines())
-        yield _exact(f"class weights in {CONFIG} <{name}>", problem.settings["class_weights"], plain(written["class_weights"]))
+        yield _exact(f"class weights in {CONFIG} <{name}>", problem.settings["class_weights"], in_yaml(run / CONFIG)["class_weights"])
     lines = metrics(run)
     yield from _steps(name, problem, len(train[0]), lines)
     ended = [line for line in lines if line["kind"] == "epoch"]
@@ -206,7 +205,7 @@ def _statistics(name: str, problem: Small, run: Path, train: Texts, validation: 
     lengths = _lengths(train[0])
     labels = np.asarray(train[1])
     counts = labels.sum(axis=0) if problem.several else np.bincount(labels, minlength=problem.classes)
-    written = {key: plain(value) for key, value in (line.split(": ", 1) for line in (run / STATISTICS).read_text().splitlines())}
+    written = in_yaml(run / STATISTICS)
     expected = {
         "p99_length": lengths[math.ceil(0.99 * len(lengths)) - 1],
         "minority_count": int(counts.min()),

@@ -19,9 +19,9 @@ from blackswan.falsifiers.system.command_problem import (
     RUN,
     STATISTICS,
     Small,
+    in_yaml,
     metrics,
     options,
-    plain,
     small,
     texts_of,
 )
@@ -193,7 +193,7 @@ def _stated(name: str, problem: Small, expected: Mapping[str, Any], run: Path) -
     """The settings in three files."""
     count = sum(value.size for value in problem.model.decoder.values())
     targets = sorted(_listed(expected["lora_targets"]))
-    written = {key: plain(value) for key, value in (line.split(": ", 1) for line in (run / CONFIG).read_text().splitlines())}
+    written = in_yaml(run / CONFIG)
     written["lora_targets"] = sorted(written.get("lora_targets", []))
     free = {key: value for key, value in expected.items() if key != "log_interval"}
     yield _alike(f"settings in {RUN} <{name}>", free, json.loads((run / RUN).read_text())["settings"])
