@@ -44,19 +44,21 @@ from blackswan.reference.table import Array
 @contextmanager
 def _host(said: Path) -> Iterator[None]:
     """Inside the block the system says what stands in that folder; of its pages, if it says anything, the numbers in the file `pages`."""
-    real = io.open
+    real, stat = io.open, os.stat
     there = {"/proc/meminfo": "meminfo", "/proc/self/cgroup": "cgroup", "/sys/fs/cgroup": "groups"}
 
+    def elsewhere(file: Any) -> Any:
+        name = next((place for place in there if str(file).startswith(place)), None)
+        return file if name is None else f"{said / there[name]}{str(file).removeprefix(name)}"
+
     def opened(file: Any, *given: Any, **named: Any) -> Any:
-        for place, name in there.items():
-            if str(file).startswith(place):
-                file = f"{said / name}{str(file).removeprefix(place)}"
-                break
-        return real(file, *given, **named)
+        return real(elsewhere(file), *given, **named)
+
+    looked_at = mock.patch.object(os, "stat", lambda file, *given, **named: stat(elsewhere(file), *given, **named))
 
     pages = said / "pages"
     counted = mock.patch.object(os, "sysconf", json.loads(pages.read_text()).__getitem__) if pages.exists() else nullcontext()
-    with opening(opened), counted:
+    with opening(opened), looked_at, counted:
         yield
 
 
