@@ -61,13 +61,13 @@ def file_events(folder: Path, event: Event) -> None:
             event(f"{kind} {_name(arguments[0], folder)}")
 
     sys.addaudithook(hook)
-    os.fsync = _flushed(folder, event)  # type: ignore[assignment]  # it is called by place
+    os.fsync = os.fdatasync = _flushed(folder, event)  # type: ignore[assignment]  # they are called by place
 
 
 @contextmanager
 def flushes(folder: Path, event: Event) -> Iterator[None]:
     """Inside the block `event` is called before a file in the folder is flushed, which is not done."""
-    with mock.patch.object(os, "fsync", _flushed(folder, event)):
+    with mock.patch.multiple(os, **dict.fromkeys(("fsync", "fdatasync"), _flushed(folder, event))):
         yield
 
 

@@ -52,6 +52,7 @@ def slow(wait: Wait) -> Iterator[None]:
         stack.enter_context(mock.patch("io.open", opened))
         for module, name in ((os, "write"), (os, "pwrite"), (os, "fsync"), (hashlib, "sha256")):
             stack.enter_context(mock.patch.object(module, name, late(getattr(module, name), name)))
+        stack.enter_context(mock.patch.object(os, "fdatasync", late(os.fdatasync, "fsync")))
         try:
             yield
         finally:
