@@ -7,6 +7,7 @@ import pickle
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -46,14 +47,15 @@ class Watch:
         self.ahead = 0.0
         self.began = time.perf_counter()
 
-    def clock(self) -> contextlib.AbstractContextManager[object]:
-        """Inside the block the clock goes ahead whenever samples are read: however fast the host is, that takes the most time."""
-        real = time.perf_counter
+    @contextlib.contextmanager
+    def clock(self) -> Iterator[None]:
+        """Inside the block the clocks go ahead whenever samples are read: however fast the host is, that takes the most time."""
 
-        def now() -> float:
+        def ahead(real: Callable[[], float]) -> float:
             return real() + self.ahead
 
-        return mock.patch.object(time, "perf_counter", now)
+        with mock.patch.multiple(time, **{name: partial(ahead, getattr(time, name)) for name in ("perf_counter", "monotonic")}):
+            yield
 
     def note(self, note: Note) -> None:
         """Keeps a note."""
