@@ -27,6 +27,7 @@ from blackswan.falsifiers.subjects.conversion import to_numpy, to_torch
 from blackswan.falsifiers.subjects.doors.files import AdapterSettings, LoadedAdapter, PreparedHead
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.kill_points import flushes
+from blackswan.falsifiers.subjects.patching import opening
 from blackswan.falsifiers.subjects.shared import default_dtype
 from blackswan.impl import adapter, apr_write, checkpoint, merge, tokens
 from blackswan.impl.classifier import Adaptation, Classifier
@@ -301,14 +302,14 @@ def _at_the_last_opening(path: Path, tensors: Mapping[str, torch.Tensor], meanwh
 
     def opened(file: Any, *given: Any, **named: Any) -> Any:
         nonlocal times
-        if isinstance(file, Path) and os.path.realpath(file) == place:
+        if not isinstance(file, int) and os.path.realpath(file) == place:
             times += 1
             if times == last:
                 meanwhile()
         return real(file, *given, **named)
 
     last = 0
-    with mock.patch("io.open", opened):
+    with opening(opened):
         dict(tensors)
         last, times = times, 0
         yield
@@ -332,7 +333,7 @@ def _reading(at_most: int) -> Iterator[None]:
         return preadv(handle, [memoryview(into[0]).cast("B")[:at_most]], *given)
 
     preadv = os.preadv
-    with mock.patch("io.open", opened), mock.patch("os.preadv", direct):
+    with opening(opened), mock.patch("os.preadv", direct):
         yield
 
 
@@ -357,7 +358,7 @@ def writing(at_most: int) -> Iterator[None]:
     def plain(handle: int, content: Any) -> int:
         return write(handle, memoryview(content).cast("B")[:at_most])
 
-    with mock.patch("io.open", opened), mock.patch("os.pwrite", direct), mock.patch("os.write", plain):
+    with opening(opened), mock.patch("os.pwrite", direct), mock.patch("os.write", plain):
         yield
 
 

@@ -14,6 +14,8 @@ from unittest import mock
 
 from torch import Tensor
 
+from blackswan.falsifiers.subjects.patching import opening
+
 Wait = Callable[[str], None]
 """Is given what is called: `sha256`, `write`, `pwrite` or `fsync`."""
 PATIENCE = 1.0
@@ -38,7 +40,7 @@ def slow(wait: Wait) -> Iterator[None]:
     def opened(file: Any, mode: str = "r", buffering: int = -1, *given: Any, **named: Any) -> Any:
         if "b" not in mode or mode == "rb":
             return real(file, mode, buffering, *given, **named)
-        raw = Slow(file, mode)
+        raw = Slow(file, mode, **{name: value for name, value in named.items() if name in ("closefd", "opener")})
         return raw if buffering == 0 else io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
 
     def late(call: Callable[..., Any], kind: str) -> Callable[..., Any]:
@@ -49,7 +51,7 @@ def slow(wait: Wait) -> Iterator[None]:
         return waited
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch("io.open", opened))
+        stack.enter_context(opening(opened))
         for module, name in ((os, "write"), (os, "pwrite"), (os, "fsync"), (hashlib, "sha256")):
             stack.enter_context(mock.patch.object(module, name, late(getattr(module, name), name)))
         stack.enter_context(mock.patch.object(os, "fdatasync", late(os.fdatasync, "fsync")))
