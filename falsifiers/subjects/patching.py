@@ -1,5 +1,6 @@
 """One step of a program changed while a subject runs, in this process and in those that the subject starts."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
@@ -67,4 +68,15 @@ def replanted(references: Sequence[str]) -> Iterator[None]:
 def opening(opened: Callable[..., Any]) -> Iterator[None]:
     """Inside the block files are opened by that function, whether they are asked for by `open` or by a path's own calls."""
     with mock.patch("io.open", opened), mock.patch("builtins.open", opened):
+        yield
+
+
+@contextmanager
+def standing_in(function: Callable[..., Any], other: Callable[..., Any], package: str = "blackswan.impl") -> Iterator[None]:
+    """Inside the block `other` stands for a function under every name that the modules of the package have for it."""
+    modules = [module for name, module in sys.modules.items() if f"{name}.".startswith(f"{package}.")]
+    places = [(module, name) for module in modules for name, value in vars(module).items() if value is function]
+    with ExitStack() as stack:
+        for module, name in places:
+            stack.enter_context(mock.patch.object(module, name, other))
         yield

@@ -32,10 +32,11 @@ from blackswan.falsifiers.subjects.doors.training import Kill, Rank
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.kill_points import KillPoints, file_events, flushes
 from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
+from blackswan.falsifiers.subjects.patching import standing_in
 from blackswan.impl import __main__ as command
 from blackswan.impl import evaluation, progress
 from blackswan.impl.agreement import WorkerFailed
-from blackswan.impl.commands import COMMANDS, BadInput, TrainingFailed, evaluate
+from blackswan.impl.commands import COMMANDS, BadInput, TrainingFailed, common, evaluate
 from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.corpus import Sample
 from blackswan.impl.device import DeviceUnavailable
@@ -72,7 +73,7 @@ class Commands(Door):
 
     def train_as_of(self, parameters: int, *arguments: object) -> Said:
         """The command `train`, to which a checkpoint has so many parameters."""
-        with mock.patch("blackswan.impl.commands.train.parameter_count", return_value=parameters):
+        with standing_in(common.parameter_count, lambda _: parameters):
             return self.run("train", *arguments)
 
     def attempt(

@@ -14,6 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from blackswan.falsifiers.subjects.conversion import config_of
 from blackswan.falsifiers.subjects.doors.devices import Workload
+from blackswan.falsifiers.subjects.patching import standing_in
 from blackswan.falsifiers.subjects.protocol import Session
 from blackswan.impl import dispatch, pretrain, warm_up
 from blackswan.impl.classifier import Adaptation, base_shapes, trainable_shapes
@@ -152,7 +153,7 @@ class Opening(Session):
     def _decoder(self) -> Decoder:
         architecture = config_of(self._work.scalars)
         drawn = _Watched(random_tensors(architecture, self._work.seed), self._noted)
-        with mock.patch.object(pretrain, "random_tensors", return_value=drawn):
+        with standing_in(random_tensors, lambda *_: drawn):
             return pretrain.random_decoder(architecture, device=self._place)
 
     def _pretrain(self) -> None:

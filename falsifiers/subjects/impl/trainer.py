@@ -10,9 +10,10 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from types import FrameType
 from typing import Any
 from unittest import mock
@@ -34,6 +35,7 @@ from blackswan.falsifiers.subjects.impl.pipelines import Pipeline, left_of
 from blackswan.falsifiers.subjects.impl.slow_disk import slow, until_the_next_step
 from blackswan.falsifiers.subjects.impl.watching import ERRORS, Note, Stopped, Watch, on_host, read_notes, reading, state_of
 from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
+from blackswan.falsifiers.subjects.patching import standing_in
 from blackswan.falsifiers.subjects.shared import default_dtype, random_states, torch_settings
 from blackswan.impl import fit as whole_runs
 from blackswan.impl import group as groups
@@ -54,12 +56,12 @@ PREFIX = "base_model.model."
 """PEFT writes this before the names of an adapter's tensors."""
 PLACES = {
     "samples of a batch": "blackswan.impl.samples.Samples.batch",
-    "a batch": "blackswan.impl.trainer.Trainer._accumulate",
+    "a batch": "blackswan.impl.trainer.Trainer.accumulate",
     "the mean": "blackswan.impl.trainer.Trainer._weighted",
     "an evaluation": "blackswan.impl.trainer.Trainer.forward_only",
     "an adapter": "blackswan.impl.pipeline.ClassifyPipeline.save",
-    "a state": "blackswan.impl.fit.save_state",
-    "a state that is read": "blackswan.impl.fit.load_state",
+    "a state": "blackswan.impl.training_state.save_state",
+    "a state that is read": "blackswan.impl.training_state.load_state",
 }
 PROGRESS = ("step", "epoch", "position", "best_loss", "best_epoch", "stale_epochs", "finished")
 
@@ -308,7 +310,7 @@ def _told(group: Group, device: torch.device, problem: Problem, raised: list[Rai
     said: list[str] = []
     for number, each in enumerate(raised):
         error = type(each.kind, (ERRORS.get(each.kind, Exception),), {})(each.message)
-        spoilt = mock.patch(PLACES[each.place], side_effect=error) if group.rank == each.rank else nullcontext()
+        spoilt = _raising(PLACES[each.place], error) if group.rank == each.rank else nullcontext()
         own = folder / str(number)
         plan = Plan(save_every=1, resume=(own / "state").is_dir())
         try:
@@ -321,6 +323,12 @@ def _told(group: Group, device: torch.device, problem: Problem, raised: list[Rai
         else:
             return [*said, ""]
     return said
+
+
+def _raising(place: str, error: Exception) -> AbstractContextManager[object]:
+    """Inside the block a method, or a function under whatever name, raises that error."""
+    function, raising = resolve_name(place), mock.Mock(side_effect=error)
+    return standing_in(function, raising) if "." not in function.__qualname__ else mock.patch(place, raising)
 
 
 def _parted(alone: Group, device: torch.device, problem: Problem, raised: Raised, folder: Path, seconds: float) -> tuple[str, float, float]:

@@ -16,7 +16,8 @@ import torch
 
 from blackswan.falsifiers.subjects.doors.training import Epoch, Plan, Read, State, Step
 from blackswan.falsifiers.subjects.impl.kill_points import Event
-from blackswan.impl import dispatch, pipeline, warm_up
+from blackswan.falsifiers.subjects.patching import standing_in
+from blackswan.impl import dispatch, warm_up
 from blackswan.impl.fit import EpochRecord, StepRecord
 from blackswan.impl.fused.step import FusedTrainer
 from blackswan.impl.operations import OPERATIONS
@@ -139,14 +140,15 @@ def reading(tell: Callable[[list[Read]], None]) -> Iterator[None]:
             finally:
                 inside = False
 
-        return warm_up.warmed(device, quietly, load)
+        return warmed(device, quietly, load)
 
+    warmed = warm_up.warmed
     calls = {"train_batch": True, "accumulate": True, "forward_only": False}
     kept = [(owner, name, vars(owner)[name]) for owner in (Trainer, FusedTrainer) for name in calls if name in vars(owner)]
     for owner, name, method in kept:
         setattr(owner, name, around(method, calls[name]))
     try:
-        with mock.patch.object(pipeline, "warmed", unnoticed):
+        with standing_in(warmed, unnoticed):
             yield
     finally:
         for owner, name, method in kept:
