@@ -34,13 +34,13 @@ from blackswan.falsifiers.subjects.impl.kill_points import KillPoints, file_even
 from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
 from blackswan.falsifiers.subjects.patching import standing_in
 from blackswan.impl import __main__ as command
-from blackswan.impl import evaluation, progress
+from blackswan.impl import progress
 from blackswan.impl.agreement import WorkerFailed
 from blackswan.impl.commands import COMMANDS, BadInput, TrainingFailed, common, evaluate
 from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.corpus import Sample
 from blackswan.impl.device import DeviceUnavailable
-from blackswan.impl.evaluation import Evaluation
+from blackswan.impl.evaluation import ClassScore, Evaluation
 from blackswan.impl.fit import StepRecord
 from blackswan.impl.group import ALONE, Alone, Group, WorkerLost, joined
 from blackswan.impl.ledger import InsufficientMemory
@@ -106,8 +106,14 @@ class Commands(Door):
 
     def evaluation_of(self, confusion: Array, several: bool) -> tuple[dict[str, Any], list[str]]:
         """The JSON object and the lines of the tables that `evaluate` prints of that confusion matrix."""
-        rows = tuple(map(tuple, confusion.tolist()))
-        found = Evaluation(0.0, 0.0, 1, evaluation._scores(rows, several), rows)
+        right = confusion[:, 3] if several else confusion.diagonal()
+        claimed = confusion[:, 1] + confusion[:, 3] if several else confusion.sum(axis=0)
+        support = confusion[:, 2] + confusion[:, 3] if several else confusion.sum(axis=1)
+        scores = [
+            ClassScore(found / max(own, 1), found / max(there, 1), 2 * found / max(own + there, 1), there)
+            for found, own, there in zip(right.tolist(), claimed.tolist(), support.tolist(), strict=True)
+        ]
+        found = Evaluation(0.0, 0.0, 1, tuple(scores), tuple(map(tuple, confusion.tolist())))
         return evaluate.as_json(found), list(evaluate.lines(found, several))
 
     def shown(
