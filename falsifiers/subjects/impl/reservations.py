@@ -180,7 +180,7 @@ class Ledger(Session):
         Somebody waits for the ledger until another process has given that reservation back, and is then inside. Each of the two has a tenth
         of a second to get in, from when it asks for the lock by flock or lockf, and five seconds to ask.
         """
-        living, context, beside, who = ledger.Ledger._living, multiprocessing.get_context("fork"), list[str](), threading.local()
+        real, context, beside, who = io.open, multiprocessing.get_context("fork"), list[str](), threading.local()
         waits, released = context.Event(), context.Event()
         starts, asks, enters = ({name: context.Event() for name in ("process", "thread")} for _ in range(3))
 
@@ -193,7 +193,9 @@ class Ledger(Session):
                 released.wait(LONGEST)
             real(*arguments)
 
-        def inside(book: ledger.Ledger) -> list[ledger.Entry]:
+        def inside(file: Any, *given: Any, **named: Any) -> Any:
+            if isinstance(file, int) or Path(file) != self._book.folder / ledger.FILE or not hasattr(who, "name"):
+                return real(file, *given, **named)
             if who.name in enters:
                 enters[who.name].set()
             elif who.name == "owner":
@@ -201,7 +203,7 @@ class Ledger(Session):
                     starts[name].set()
                     asks[name].wait(LONGEST)
                     beside.extend([name] if enters[name].wait(MOMENT) else [])
-            return living(book)
+            return real(file, *given, **named)
 
         def give_back() -> None:
             who.name = "holder"
@@ -217,7 +219,7 @@ class Ledger(Session):
         who.name, thread = "owner", threading.Thread(target=enter, args=["thread"], daemon=True)
         process, holder = (context.Process(target=each, args=given, daemon=True) for each, given in ((enter, ["process"]), (give_back, [])))
         locks: dict[str, Any] = {each: partial(lock, getattr(fcntl, each)) for each in ("flock", "lockf")}
-        with mock.patch.multiple(fcntl, **locks), mock.patch.object(ledger.Ledger, "_living", inside):
+        with mock.patch.multiple(fcntl, **locks), opening(inside):
             for other in (process, holder, thread):
                 other.start()
             self.reserved()
