@@ -15,6 +15,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from blackswan.falsifiers.data import CHECKPOINT
+from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.checks.refusals import truncate
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.numeric.generators import Generator
@@ -432,18 +433,21 @@ NO_DEVICES = (
         "cuda:4294967296",
         "cuda:-1",
         "cuda:",
-        "cuda:01",
         "cuda:0x1",
         "cuda:0\n",
         "cuda:\u0661",
         "cuda:1\u0661",
     ),
-    *("", "gpu", "CUDA", "cpu:0", " cpu", "auto:0", "mps:16", "meta"),
+    *("", "gpu", "auto:0", "mps:16", "meta"),
 )
 
 
+SPELLED = {"cuda:01": "cuda:1", "CUDA": "cuda", "cpu:0": "cpu", " cpu": "cpu"}
+"""Names that are not in the grammar, and those that they look like."""
+
+
 def refuses_device(trial: Trial) -> list[Comparison]:
-    """Names outside the grammar are refused, and accelerators of a kind of which there is none."""
+    """Names outside the grammar are refused, and accelerators of a kind of which there is none; another spelling of a name is refused, or is its device."""
     import torch
 
     here = torch.accelerator.current_accelerator(check_available=True)
@@ -453,4 +457,15 @@ def refuses_device(trial: Trial) -> list[Comparison]:
         **dict.fromkeys(NO_DEVICES, "ValueError"),
         **{f"{kind}{index}": "DeviceUnavailable" for kind in absent for index in ("", ":0")},
     }
-    return [trial.refuses(repr(name), partial(trial.devices.resolve, name), "device", error) for name, error in refused.items()]
+    found = [trial.refuses(repr(name), partial(trial.devices.resolve, name), "device", error) for name, error in refused.items()]
+    return found + [each for odd, name in SPELLED.items() for each in _spelled(trial, odd, name)]
+
+
+def _spelled(trial: Trial, odd: str, name: str) -> list[Comparison]:
+    ask = partial(trial.devices.resolve, odd)
+    try:
+        given = ask()
+    except SubjectError as error:
+        unavailable = type(error.__cause__).__name__ == "DeviceUnavailable" and name != "cpu"
+        return [trial.refuses(repr(odd), ask, "device", "DeviceUnavailable" if unavailable else "ValueError")]
+    return same(repr(odd), *(each.removesuffix(":0") for each in (trial.devices.resolve(name), given)))
