@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.comparison import Comparison, value_at_most
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.subjects.doors.files import StreamRows, Tokens
@@ -215,7 +216,6 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
     "missing index": (lambda folder, _: (folder / INDEX).unlink(), r"index\.json"),
     "index is no JSON": (lambda folder, _: (folder / INDEX).write_text("{"), r"index\.json"),
     "key given twice": (lambda folder, _: _twice(folder / INDEX), r"index\.json.*twice"),
-    "index with a mark": (lambda folder, _: (folder / INDEX).write_bytes(b"\xef\xbb\xbf" + (folder / INDEX).read_bytes()), r"index\.json"),
     "unknown dtype": (_index(lambda index: index.update(dtype="int8")), r"index\.json.*dtype"),
     "dtype that is no word": (_index(lambda index: index.update(dtype=["uint16"])), r"index\.json.*dtype"),
     "no shards": (_index(lambda index: index.pop("shards")), r"index\.json.*shards"),
@@ -225,22 +225,41 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
     "digest that is none": (_index(lambda index: index["shards"][0].update(sha256=7)), r"index\.json.*sha256"),
     "entry without a digest": (_index(lambda index: index["shards"][1].pop("sha256")), r"index\.json.*sha256"),
     "shards that are no list": (_index(lambda index: index.update(shards={"0": index["shards"][0]})), r"index\.json.*shards"),
-    "a key more": (_index(lambda index: index.update(seed=1)), r"index\.json"),
     "shard listed twice": (_index(lambda index: index["shards"].append(index["shards"][0])), r"index\.json.*twice"),
     "file anywhere": (_index(lambda index: index["shards"][0].update(file="/part-0.bin")), r"index\.json.*file"),
     "file by a detour": (_index(lambda index: index["shards"][0].update(file="./part-0.bin")), r"index\.json.*file"),
     "file elsewhere": (_index(lambda index: index["shards"][0].update(file="../part-0.bin")), r"index\.json.*file"),
 }
 
+ALIKE: dict[str, Damage] = {
+    "index with a mark": lambda folder, _: (folder / INDEX).write_bytes(b"\xef\xbb\xbf" + (folder / INDEX).read_bytes()),
+    "a key more": _index(lambda index: index.update(seed=1)),
+    "a key more of a shard": _index(lambda index: index["shards"][0].update(made="today")),
+}
+"""What is no damage to whoever passes over it."""
+
 
 def refuses_shards(trial: Trial) -> Iterator[Comparison]:
-    """Each damage is refused by the name of the file, and a bad id by its offset, also in a shard that is read in pieces."""
+    """Each damage is refused by the name of the file, and a bad id by its offset, also in a shard that is read in pieces. What changes no token is refused
+    so too, or changes nothing."""
     rng = trial.rng("damage")
     for name, (damage, message) in DAMAGE.items():
         with tempfile.TemporaryDirectory() as parent:
             folder = write_shards(Path(parent), [rng.integers(0, VOCAB, count) for count in (50, 60)])
             damage(folder, rng)
             yield trial.refuses(name, partial(trial.pretrainer.epoch, Tokens(folder, VOCAB, batch=2, seq=8), 0), message)
+    for name, change in ALIKE.items():
+        with tempfile.TemporaryDirectory() as parent:
+            folder = write_shards(Path(parent), [rng.integers(0, VOCAB, count) for count in (50, 60)])
+            ask = partial(trial.pretrainer.epoch, Tokens(folder, VOCAB, batch=2, seq=8), 0)
+            expected = ask()
+            change(folder, rng)
+            try:
+                found = ask()
+            except SubjectError:
+                yield trial.refuses(name, ask, r"index\.json", "ValueError")
+            else:
+                yield from same(f"{name}: tokens", expected.input_ids, found.input_ids)
     yield from _refuses_changes(trial, rng)
     yield from _refuses_a_long_shard(trial, [int(rng.integers(2**24)), int(rng.integers(2**24, LONG))])
 
