@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from blackswan.falsifiers.data import CLASSES, CORPUS_HELDOUT, CORPUS_TRAIN
+from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.subjects.doors.files import CorpusFile, Label
 from blackswan.falsifiers.system.same import same
@@ -58,7 +59,7 @@ BAD_LINES: dict[str, tuple[str | bytes, str]] = {
     "label of 65 bits": (f'{{"input": "ls", "label": {2**64 + 1}}}', "label"),
     "label as text": ('{"input": "ls", "label": "safe"}', "label"),
     "label as truth": ('{"input": "ls", "label": true}', "label"),
-    "label as a float": ('{"input": "ls", "label": 1.0}', "label"),
+    "label that is half": ('{"input": "ls", "label": 1.5}', "label"),
     "label is null": ('{"input": "ls", "label": null}', "label"),
     "half a character": ('{"input": "\\ud83d", "label": 1}', "surrogate"),
     "half a character in capitals": ('{"input": "\\uD83D", "label": 1}', "surrogate"),
@@ -71,7 +72,6 @@ BAD_LINES: dict[str, tuple[str | bytes, str]] = {
     "nested without end": ('{"input": ' + 100_000 * "[", "nested"),
     "not JSON": ('{"input": "ls", "label": 1', ""),
     "not UTF-8": (b'{"input": "\xff\xfe", "label": 1}', ""),
-    "blank line": ("", ""),
 }
 """A line of a corpus with one label a sample, and a word of the refusal."""
 
@@ -87,24 +87,33 @@ BAD_LABELS: dict[str, tuple[str, str]] = {
     "a number of 65 bits": (f'"labels": [1, 0, {2**64}]', "labels"),
     "minus one": ('"labels": [1, 0, -1]', "labels"),
     "half": ('"labels": [1, 0, 0.5]', "labels"),
-    "one as a float": ('"labels": [1.0, 0, 0]', "labels"),
     "truth": ('"labels": [true, 0, 0]', "labels"),
     "text in the list": ('"labels": ["1", 0, 0]', "labels"),
     "nested list": ('"labels": [[1, 0, 0]]', "labels"),
     "label and labels": ('"label": 0, "labels": [1, 0, 0]', "label"),
     "single label out of range": ('"label": 3', "label"),
-    "single label as a float": ('"label": 1.0', "label"),
     "single label as truth": ('"label": true', "label"),
     "list as the single label": ('"label": [1, 0, 0]', "label"),
 }
 """The label of a line in a corpus with several labels a sample, and a word of the refusal."""
 
+LOOSE: dict[bool, dict[str, tuple[str, Label | None]]] = {
+    False: {"label as a float": ('{"input": "ls", "label": 1.0}', 1), "blank line": ("", None)},
+    True: {
+        "one as a float": ('{"input": "ls", "labels": [1.0, 0, 0]}', (1, 0, 0)),
+        "single label as a float": ('{"input": "ls", "label": 1.0}', (0, 1, 0)),
+        "blank line": ("", None),
+    },
+}
+"""Lines with one label a sample, or with several, that may be refused, and otherwise have that label, or are none."""
+
 
 def refuses_corpus(trial: Trial) -> Iterator[Comparison]:
     """A damaged line among good ones is refused with file and line number; so are a file that changes while it is read, one without a
-    line, and no file."""
+    line, and no file. What is not written as it should be, and can mean one thing alone, is refused so too, or means that."""
     good = CORPUS_HELDOUT.read_bytes().splitlines()[:20]
     yield from _refuses_lines(trial, good, 5, False, BAD_LINES)
+    yield from _loosely_written(trial, good, 5, False)
     yield from _refuses_changes(trial, good)
     with tempfile.TemporaryDirectory() as folder:
         file = CorpusFile(Path(folder) / "corpus.jsonl", 5)
@@ -137,10 +146,12 @@ def overwritten(path: Path, content: bytes) -> None:
 
 
 def refuses_multi_label_corpus(trial: Trial) -> Iterator[Comparison]:
-    """A damaged line among good ones is refused with file and line, and so is a list where one label a sample was asked for."""
+    """A damaged line among good ones is refused with file and line, and so is a list where one label a sample was asked for. What
+    can mean one thing alone is refused so too, or means that."""
     single, several = b'{"input": "", "label": 2}', b'{"input": "ls", "labels": [0, 1, 1]}'
     bad = {name: (f'{{"input": "rm", {label}}}', message) for name, (label, message) in BAD_LABELS.items()}
     yield from _refuses_lines(trial, [several, single, b'{"input": "id", "labels": [0, 0, 0]}'] * 3, 3, True, bad)
+    yield from _loosely_written(trial, [several, single, b'{"input": "id", "labels": [0, 0, 0]}'] * 3, 3, True)
     yield from _refuses_lines(trial, [single] * 4, 3, False, {"several labels, one asked for": (several, "one label")})
 
 
@@ -157,3 +168,26 @@ def _refuses_lines(
             wanted = rf"{file.path.name}:{at + 1}: .*{message}"
             found.append(trial.refuses(name, lambda: trial.corpora.load(file), wanted, "ValueError"))
     return found
+
+
+def _loosely_written(trial: Trial, good: Sequence[bytes], classes: int, multi_label: bool) -> Iterator[Comparison]:
+    """A line among good ones is refused with file and line, or has the label that it can have alone; the others have their own, and a bad
+    line behind it has its own number."""
+    rng, bad = trial.rng("written loosely"), b'{"input": "rm"}'
+    with tempfile.TemporaryDirectory() as folder:
+        file = CorpusFile(Path(folder) / "corpus.jsonl", classes, multi_label)
+        load = partial(trial.corpora.load, file)
+        file.path.write_bytes(b"\n".join([*good, b""]))
+        expected = load()
+        for name, (line, label) in LOOSE[multi_label].items():
+            at = int(rng.integers(0, len(good) + 1))
+            lines = [*good[:at], line.encode(), *good[at:]]
+            file.path.write_bytes(b"\n".join([*lines, b""]))
+            try:
+                found = load()
+            except SubjectError:
+                yield trial.refuses(name, load, rf"{file.path.name}:{at + 1}: ", "ValueError")
+                continue
+            yield from same(name, repr([*expected[:at], *([] if label is None else [("ls", label)]), *expected[at:]]), repr([*found]))
+            file.path.write_bytes(b"\n".join([*lines, bad, b""]))
+            yield trial.refuses(f"a bad line behind: {name}", load, rf"{file.path.name}:{len(lines) + 1}: .*label", "ValueError")

@@ -447,7 +447,8 @@ SPELLED = {"cuda:01": "cuda:1", "CUDA": "cuda", "cpu:0": "cpu", " cpu": "cpu"}
 
 
 def refuses_device(trial: Trial) -> list[Comparison]:
-    """Names outside the grammar are refused, and accelerators of a kind of which there is none; another spelling of a name is refused, or is its device."""
+    """Names outside the grammar are refused, and accelerators of a kind of which there is none; another spelling of a name is refused, or
+    is its device."""
     import torch
 
     here = torch.accelerator.current_accelerator(check_available=True)

@@ -240,8 +240,8 @@ ALIKE: dict[str, Damage] = {
 
 
 def refuses_shards(trial: Trial) -> Iterator[Comparison]:
-    """Each damage is refused by the name of the file, and a bad id by its offset, also in a shard that is read in pieces. What changes no token is refused
-    so too, or changes nothing."""
+    """Each damage is refused by the name of the file, and a bad id by its offset, also in a shard that is read in pieces. What changes
+    no token is refused so too, or changes nothing."""
     rng = trial.rng("damage")
     for name, (damage, message) in DAMAGE.items():
         with tempfile.TemporaryDirectory() as parent:
