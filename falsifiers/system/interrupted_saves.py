@@ -137,7 +137,7 @@ def _in_the_place_of_others(trial: Trial, model: Model, folder: Path) -> list[Co
         for name, write in (("a merged model", merge), ("an adapter", save)):
             if name == "an adapter" and place.name in ("peft", "again [1]"):
                 continue
-            message = f"{re.escape(place.name)} exists"
+            message = re.escape(place.name)
             found.append(trial.refuses(f"{name} over {place.name}", partial(write, place), message, "FileExistsError"))
             found += same(f"{place.name}, after {name} was refused", before, _bytes_of(place))
     save(peft)
@@ -157,7 +157,7 @@ def _in_the_place_of_what_came(trial: Trial, merge: Callable[..., None], place: 
     found: list[Comparison] = []
     for name, come in comes.items():
         ask = partial(merge, place / name, meanwhile=partial(come, place / name))
-        found.append(trial.refuses(f"a merged model where {name} has come meanwhile", ask, f"{name} exists", "FileExistsError"))
+        found.append(trial.refuses(f"a merged model where {name} has come meanwhile", ask, name, "FileExistsError"))
     stay = {"a folder": {"file": b"x"}, "a file": b"y", "a link": b"nothing", "elsewhere": {"file": b"x"}}
     return found + same("what came while a model was merged", stay, {each.name: _bytes_of(each) for each in sorted(place.iterdir())})
 

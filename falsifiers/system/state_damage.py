@@ -76,8 +76,8 @@ def refuses_training_state(trial: Trial) -> Iterator[Comparison]:
         for half in (folder, bare):
             (half / "state" / ".partial-state.safetensors.half").touch()  # as a kill leaves it
         for name, (given, there, plan, message, error) in {
-            "a run begun twice": (problem, folder, Plan(), "holds a run", "FileExistsError"),
-            "a run begun over a state": (problem, bare, Plan(), "holds a run", "FileExistsError"),
+            "a run begun twice": (problem, folder, Plan(), re.escape(folder.name), "FileExistsError"),
+            "a run begun over a state": (problem, bare, Plan(), re.escape(bare.name), "FileExistsError"),
             "no run to go on with": (problem, folder.with_name("none"), Plan(resume=True), "run.json", "FileNotFoundError"),
             "patience without validation": (waiting, folder.with_name("none"), Plan(), "early_stop_patience", "ValueError"),
         }.items():
@@ -324,13 +324,13 @@ def _begun_over_a_run(trial: Trial, problem: Pretraining) -> Iterator[Comparison
     for folder in (problem.output, checkpoint):
         before = content(folder)
         yield trial.refuses(
-            "a run begun twice", partial(trial.pretrainer.run, replace(problem, output=folder)), "holds a run", "FileExistsError"
+            "a run begun twice", partial(trial.pretrainer.run, replace(problem, output=folder)), re.escape(folder.name), "FileExistsError"
         )
         yield from same("what a run begun twice leaves", before, content(folder))
     late = problem.output.with_name("begun meanwhile")
     other = partial(shutil.copytree, problem.output, late, dirs_exist_ok=True)
     run = partial(trial.pretrainer.run, replace(problem, output=late), meanwhile=other)
-    yield trial.refuses("a run that another has begun meanwhile", run, "holds a run", "FileExistsError")
+    yield trial.refuses("a run that another has begun meanwhile", run, late.name, "FileExistsError")
     yield from same("what a run begun too late leaves", content(problem.output), content(late))
 
 

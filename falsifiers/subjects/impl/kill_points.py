@@ -67,7 +67,8 @@ def file_events(folder: Path, event: Event) -> None:
 @contextmanager
 def flushes(folder: Path, event: Event) -> Iterator[None]:
     """Inside the block `event` is called before a file in the folder is flushed, which is not done."""
-    with mock.patch.multiple(os, **dict.fromkeys(("fsync", "fdatasync"), _flushed(folder, event))):
+    flushed = _flushed(folder, event)
+    with mock.patch.multiple(os, fsync=flushed, fdatasync=flushed):
         yield
 
 
