@@ -97,11 +97,11 @@ BAD_LABELS: dict[str, tuple[str, str]] = {
 }
 """The label of a line in a corpus with several labels a sample, and a word of the refusal."""
 
-LOOSE: dict[bool, dict[str, tuple[str, Label | None]]] = {
+LOOSE: dict[bool, dict[str, tuple[str, int | list[int] | None]]] = {
     False: {"label as a float": ('{"input": "ls", "label": 1.0}', 1), "blank line": ("", None)},
     True: {
-        "one as a float": ('{"input": "ls", "labels": [1.0, 0, 0]}', (1, 0, 0)),
-        "single label as a float": ('{"input": "ls", "label": 1.0}', (0, 1, 0)),
+        "one as a float": ('{"input": "ls", "labels": [1.0, 0, 0]}', [1, 0, 0]),
+        "single label as a float": ('{"input": "ls", "label": 1.0}', [0, 1, 0]),
         "blank line": ("", None),
     },
 }
