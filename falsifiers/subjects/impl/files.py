@@ -274,7 +274,8 @@ def _renaming(before: int) -> Iterator[None]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(*given, **named)
 
-    with mock.patch.multiple(os, **{name: partial(rename, getattr(os, name)) for name in ("rename", "replace")}):
+    calls: dict[str, Any] = {name: partial(rename, getattr(os, name)) for name in ("rename", "replace")}
+    with mock.patch.multiple(os, **calls):
         yield
 
 

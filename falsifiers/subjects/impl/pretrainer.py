@@ -347,7 +347,8 @@ def _before_a_lock(folder: Path, meanwhile: Callable[[], object]) -> Iterator[No
             left.pop()()
         real(file, *given)
 
-    with mock.patch.multiple(fcntl, **{name: partial(lock, getattr(fcntl, name)) for name in ("flock", "lockf")}):
+    locks: dict[str, Any] = {name: partial(lock, getattr(fcntl, name)) for name in ("flock", "lockf")}
+    with mock.patch.multiple(fcntl, **locks):
         yield
 
 

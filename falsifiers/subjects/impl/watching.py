@@ -55,7 +55,8 @@ class Watch:
         def ahead(real: Callable[[], float]) -> float:
             return real() + self.ahead
 
-        with mock.patch.multiple(time, **{name: partial(ahead, getattr(time, name)) for name in ("perf_counter", "monotonic")}):
+        clocks: dict[str, Any] = {name: partial(ahead, getattr(time, name)) for name in ("perf_counter", "monotonic")}
+        with mock.patch.multiple(time, **clocks):
             yield
 
     def note(self, note: Note) -> None:
