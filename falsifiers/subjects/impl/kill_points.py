@@ -56,9 +56,11 @@ def file_events(folder: Path, event: Event) -> None:
     """
 
     def hook(kind: str, arguments: tuple[Any, ...]) -> None:
-        opened = kind == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)
-        if (opened or kind in ("os.rename", "os.remove", "os.mkdir", "os.rmdir")) and str(arguments[0]).startswith(str(folder)):
-            event(f"{kind} {_name(arguments[0], folder)}")
+        opened = kind == "open" and not isinstance(arguments[0], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if opened or kind in ("os.rename", "os.remove", "os.mkdir", "os.rmdir"):
+            name = _name(arguments[0], folder)
+            if not name.startswith(".."):
+                event(f"{kind} {name}")
 
     sys.addaudithook(hook)
     os.fsync = os.fdatasync = _flushed(folder, event)  # type: ignore[assignment]  # they are called by place
@@ -81,7 +83,9 @@ def _flushed(folder: Path, event: Event) -> Callable[[Any], None]:
 
 
 def _name(path: Any, folder: Path) -> str:
-    return _RANDOM.sub("", os.path.relpath(path, folder))
+    """The path from the folder, by whatever links either is named."""
+    place = Path(os.fsdecode(path))
+    return _RANDOM.sub("", os.path.relpath(place.parent.resolve() / place.name, folder.resolve()))
 
 
 def sums(group: Any, event: Event) -> None:
