@@ -6,9 +6,9 @@ import io
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from time import monotonic, sleep  # not the clock that goes ahead while a run is watched
 from typing import Any
 from unittest import mock
 
@@ -58,10 +58,10 @@ def slow(wait: Wait) -> Iterator[None]:
         try:
             yield
         finally:
-            end = time.monotonic() + KINDS * PATIENCE
+            end = monotonic() + KINDS * PATIENCE
             for each in {*threading.enumerate()} - before:
                 with suppress(RuntimeError):  # a thread that Python did not begin cannot be joined
-                    each.join(max(0.0, end - time.monotonic()))
+                    each.join(max(0.0, end - monotonic()))
 
 
 def until_the_next_step(parameters: Collection[Tensor]) -> Wait:
@@ -76,12 +76,12 @@ def until_the_next_step(parameters: Collection[Tensor]) -> Wait:
         if threading.get_ident() == own:
             return
         began = moment()
-        end = until.setdefault((kind, began), time.monotonic() + PATIENCE)
-        while moment() == began and time.monotonic() < end:
+        end = until.setdefault((kind, began), monotonic() + PATIENCE)
+        while moment() == began and monotonic() < end:
             if _waits(own):
                 until.clear()  # whoever begins after that wait has all of his patience
                 return
-            time.sleep(0.001)
+            sleep(0.001)
 
     return wait
 
@@ -103,7 +103,7 @@ def held_by_then(mapped: Collection[int], found: list[int]) -> Wait:
     def wait(_: str) -> None:
         if not paused and set(threading.enumerate()) - before:
             paused.append(True)
-            time.sleep(PAUSE)
+            sleep(PAUSE)
         # The type is asked, because isinstance follows a weak proxy to an object that may be gone.
         storages = (each.untyped_storage() for each in gc.get_objects() if issubclass(type(each), Tensor) and each.device.type == "cpu")
         sizes = {each.data_ptr(): each.nbytes() for each in storages}

@@ -7,13 +7,13 @@ import json
 import math
 import signal
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
+from time import monotonic  # not the one that goes ahead while a run is watched
 from types import FrameType
 from typing import Any
 from unittest import mock
@@ -337,7 +337,7 @@ def _parted(alone: Group, device: torch.device, problem: Problem, raised: Raised
     failed, text = [0.0], ""
 
     def fail(*_: object) -> None:
-        failed.append(time.monotonic())
+        failed.append(monotonic())
         raise type(raised.kind, (ERRORS.get(raised.kind, Exception),), {})(raised.message)
 
     try:
@@ -348,7 +348,7 @@ def _parted(alone: Group, device: torch.device, problem: Problem, raised: Raised
             _fit(group, device, problem, folder, Plan(), None)
     except Exception as caught:  # what a worker ends with is asked
         text = f"{type(caught).__name__}: {caught}"
-    return text, failed[-1], time.monotonic()
+    return text, failed[-1], monotonic()
 
 
 def _patience(group: Group, device: torch.device, seconds: float) -> float:
