@@ -3,7 +3,7 @@
 import errno
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -147,6 +147,15 @@ wrong_step("impl.folder:_settle", name="apr_files_not_flushed", doc="An .apr fil
     lambda settle, partial: None if any(partial.glob("*.apr")) else settle(partial)
 )
 wrong_step("impl.__main__:INTERRUPTED", name="interruption_is_bad_input", doc="Ctrl-C ends with the status of bad input.")(lambda _: 4)
+
+
+@wrong_step("impl.folder:flush")
+def names_without_room_passed_over(flush: Any, path: Path) -> None:
+    """A folder whose names cannot be brought to the disk is taken for one that its file system does not flush."""
+    with suppress(OSError) if path.is_dir() else nullcontext():
+        flush(path)
+
+
 wrong_step("impl.__main__:_say", name="full_disk_unnamed", doc="The message of a full disk names no file.")(
     lambda say, name, error, status: say(name, OSError(error.strerror) if isinstance(error, OSError) else error, status)
 )

@@ -1,5 +1,6 @@
 """Wrong records of the command `train`: what it counts, writes and shows, and what a continuation makes of the lines that are there."""
 
+import json
 import re
 from collections import deque
 from collections.abc import Callable
@@ -146,6 +147,17 @@ def metrics_repeat_an_epoch(before: Any, line: str, epoch: int, step: int | None
 def metrics_keep_the_epoch_of_steps(before: Any, line: str, epoch: int, step: int | None, where: str) -> bool:
     """The line of an epoch stays, though a continuation begins with a step inside it."""
     return bool(before(line, epoch, step, where) or (step is not None and before(line, epoch + 1, 0, where)))
+
+
+@wrong_step("impl.metrics:MetricsFile._append")
+def metrics_opened_before_they_are_cut(_: Any, self: Any, epoch: int, step: int | None, values: dict[str, Any]) -> None:
+    """The file stays open, and is opened before another one takes its place that lacks the lines which are made again."""
+    from blackswan.impl import metrics
+
+    if not hasattr(self, "kept"):
+        self.kept = self.path.open("a", encoding="utf-8", buffering=1)
+        metrics.cut_back(self.path, epoch, step)
+    self.kept.write(json.dumps(values) + "\n")
 
 
 wrong_step("impl.metrics:cut_back", name="metrics_never_cut_back", doc="A continuation appends to all lines, torn ones too.")(

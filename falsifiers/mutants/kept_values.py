@@ -202,6 +202,11 @@ def samples_known_by_their_first_digest(digest: Step, self: Any) -> Any:
     return held["_digest"]
 
 
+wrong_step("impl.config:targets_named", name="projections_known_otherwise_than_before", doc="Those of attention have a name of their own.")(
+    lambda named, given: named(given).replace("q_proj,k_proj,v_proj,o_proj", "attention")
+)
+
+
 @wrong_step("impl.fit:_weights_digest")
 def base_known_by_its_first_digest(digest: Step, classifier: Any) -> Any:
     """The digest of the base is kept with the model, whatever becomes of its weights in memory."""

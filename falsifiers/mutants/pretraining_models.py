@@ -14,13 +14,39 @@ from unittest import mock
 import torch
 
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+from blackswan.impl.operations import OPERATIONS
 
 Step = Callable[..., Any]
+_kept: dict[str, Any] = {}
 
 
 wrong_step("impl.pretrain:random_tensors", name="pretrain_random_weights_too_large", doc="Random matrices N(0, 1) instead of N(0, 0.02²).")(
     lambda correct, *given: {name: 50 * value if value.ndim > 1 else value for name, value in correct(*given).items()}
 )
+
+
+@wrong_step("impl.pretrain:random_decoder")
+def random_weights_kept(draw: Step, config: Any, *, seed: int = 0, device: Any = "cpu") -> Any:
+    """The weights that were drawn last are kept, and a decoder that is trained writes to them."""
+    from blackswan.impl.decoder import Decoder
+
+    if _kept.get("of") != (config, seed):
+        _kept.update({"of": (config, seed), "weights": dict(draw(config, seed=seed).named_parameters())})
+    decoder = Decoder(config, _kept["weights"], dtype=torch.float32, device=device)
+    for name, value in decoder.named_parameters():
+        value.data = _kept["weights"][name].data.to(device)
+    return decoder
+
+
+@wrong_step("impl.dispatch:_kernel")
+def lm_loss_without_pairs_between_parts(choose: Step, operation: str, arguments: Any) -> Any:
+    """The first token of each part of 2²⁵ logits is predicted by none, and counted."""
+    correct = choose(operation, arguments) or OPERATIONS[operation]
+    if operation != "lm_cross_entropy":
+        return correct
+    batch, seq, vocab = arguments["logits"].shape
+    parts = math.ceil(seq / max(2**25 // (batch * vocab), 1))
+    return lambda **given: correct(**given) * (1 - (parts - 1) / (seq - 1))
 
 
 wrong_step("impl.decoder:seeded", name="random_weights_of_32_bits", doc="Random weights of seeds that differ above 32 bits are the same.")(

@@ -276,3 +276,8 @@ def pretrain_writes_before_it_refuses(require: Any, self: Any, *given: Any) -> N
     self.output.mkdir(parents=True, exist_ok=True)
     (self.output / ".lock").touch()
     require(self, *given)
+
+
+wrong_step("impl.token_shards:tokenize", name="corpus_held_in_memory", doc="A corpus is read whole before it is made into tokens.")(
+    lambda tokenize, *given: iter([*tokenize(*given)])
+)

@@ -79,6 +79,8 @@ def broken_off_commands_say_so(trial: Trial) -> Iterator[Comparison]:
         pretrain = ("pretrain", f"--model={problem.base}", f"--tokens={tokens}", "--seq=6", "--batch=2", "--save-every=1", "--epochs=2")
         at = 2 * int(rng.integers(1, 5)) + 1  # the flush of a state's content; that of its name is the next one
         yield from _full(trial, "train", full := problem.folder / "a full disk", at, train, of_train)
+        yield from _full(trial, "train", problem.folder / "names without room", int(rng.integers(1, 5)), train, codes[0], folders=True)
+        yield from _full(trial, "export", problem.folder / "a name without room", 1, whole["export"], codes[1], folders=True)
         made = len(metrics(full)) if (full / METRICS).exists() else 0
         yield from same("steps of a run whose state has no room, up to that state", at // 2 - 1, made)
         yield from _full(trial, "pretrain", problem.folder / "another full disk", int(rng.integers(1, 6)), pretrain, of_pretrain)
@@ -133,13 +135,15 @@ def _without_room(trial: Trial, name: str, folder: Path, most: int, arguments: t
         yield broken(f"message of {name} without room", "does not say what and where", f"{TOO_LARGE}, {where}", said.err[-300:])
 
 
-def _full(trial: Trial, name: str, output: Path, flush: int, arguments: tuple[object, ...], code: int) -> Iterator[Comparison]:
-    """A command whose disk takes nothing more from that flush on, with the error number `code`."""
-    why = os.strerror(code)
-    said = trial.commands.broken_off(output.parent, OSError(code, why), flush, *arguments, f"--output={output}")
+def _full(
+    trial: Trial, name: str, output: Path, flush: int, arguments: tuple[object, ...], code: int, *, folders: bool = False
+) -> Iterator[Comparison]:
+    """A command whose disk takes nothing more from that flush on, with the error number `code`; with `folders`, no folder's names."""
+    why, where = os.strerror(code), output.parent.name if folders else output.name
+    said = trial.commands.broken_off(output.parent, OSError(code, why), flush, *arguments, f"--output={output}", folders=folders)
     yield from same(f"status of {name} <{why}>", 1, said.status)
-    if not (why in said.err and output.name in said.err):
-        yield broken(f"message of {name} <{why}>", "does not say what and where", f"{why}, {output.name}", said.err[-300:])
+    if not (why in said.err and where in said.err):
+        yield broken(f"message of {name} <{why}>", "does not say what and where", f"{why}, {where}", said.err[-300:])
     yield from same(f"files that {name} leaves half written <{why}>", [], [path.name for path in output.rglob(".partial*")])
 
 

@@ -32,6 +32,8 @@ from blackswan.falsifiers.system.trial import Trial, reads_files
 
 READ = 0o444
 """The bits of a file's mode that let its owner, its group and all others read it."""
+LINE = "a line of the metrics"
+"""The event before one is written."""
 MANY = 10_000
 """So many steps were made after the last state; their lines take more than a megabyte."""
 
@@ -131,7 +133,7 @@ def _told_too_early(lines: Sequence[Mapping[str, Any]], events: Sequence[str]) -
     for event in events:
         if (name := event.removeprefix("flush .partial-")) in written:
             written[name] += 1
-        elif event == f"open {METRICS}" and (line := next(rest))["kind"] == "epoch":
+        elif event == LINE and (line := next(rest))["kind"] == "epoch":
             due = {"last": due["last"] + 1, "best": due["best"] + line["best"]}
             early += [line["epoch"]] * (due != written)
     return early
@@ -220,7 +222,7 @@ def _between_states(
     before = sum(line["step"] <= begun["step"] if line["kind"] == "step" else line["epoch"] <= begun["epoch"] for line in lines)
     made, found, expected = before, [], [] if begun["step"] else [0]
     for event in rank.events:
-        if event == f"open {METRICS}":
+        if event == LINE:
             made += 1
         elif event.startswith("os.rename state/"):
             found.append(made)
@@ -234,17 +236,16 @@ def _kills(rng: Generator, events: Sequence[str], steps: int, every: int, count:
     """A kill before the first line; Ctrl-C in the second step and in the last one of an epoch; kills between the epoch's line and its
     state, between those of the second epoch, whose last steps are then made again, and between two states; and kills at random events
     after the beginning, by their names."""
-    line = f"open {METRICS}"
     saved = events.index("flush .partial-last")  # the epoch's adapter; its line and the state come next
     state = next(event for event in events[saved:] if event.startswith("os.rename state/"))
     again = sum(step % every == 0 for step in range(steps + 1, 2 * steps))  # states inside the second epoch
     first = [
-        Kill(line, 1),
-        Kill(line, 2, interrupt=True),
-        Kill(line, steps - 2, interrupt=True),
+        Kill(LINE, 1),
+        Kill(LINE, 2, interrupt=True),
+        Kill(LINE, steps - 2, interrupt=True),
         Kill(state, 1),
         Kill(state, again + 2),
-        Kill(line, every),
+        Kill(LINE, every),
     ]
     names = sorted(
         {name for name in events if not name.startswith(("os.mkdir", f"open {CONFIG}", f"open {STATISTICS}")) and RUN not in name}

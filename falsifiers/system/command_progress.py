@@ -24,7 +24,7 @@ SATURATING = 100.0
 PIECE = 1024
 """So many texts are read at a time."""
 CLEAR = "\r\x1b[2K"
-LINE = re.compile(r"(.*)  ([\d.]+) samples/s  (?:(\d+):([0-5]\d)|([1-5]?\d)):([0-5]\d) left")
+LINE = re.compile(r"(.*?)  ([\d.]+) samples/s  (?:.*  )?(?:(\d+):([0-5]\d)|([1-5]?\d)):([0-5]\d) left")
 Lines = Sequence[Mapping[str, Any]]
 
 

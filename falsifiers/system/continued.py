@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,9 @@ EARLIER_SAMPLES: dict[tuple[Any, ...], str] = {
 }
 EARLIER_BASE = "c45599bcab8c9179a57c99b2c9e106570624c079d8295f57a4d28be9d35d3551"
 """What run.json of an earlier version, whose runs go on, says of them."""
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+EARLIER_TARGETS: dict[tuple[str, ...], str] = {("q_proj", "v_proj"): "q_v", PROJECTIONS: "all"}
+"""What files of earlier versions say of these projections; of any others they say the names, in this order."""
 REPEATS = 300
 """So many times an embedding's rows are repeated, until they have more than a million numbers."""
 FREE = "log_interval"
@@ -203,6 +207,9 @@ def refuses_to_continue_another_run(trial: Trial) -> Iterator[Comparison]:
             f"samples of labels {labels}, as a run of an earlier version knows them", digest, trial.corpora.known_by(ROWS, labels)
         )
     yield from same("weights, as a run of an earlier version knows them", EARLIER_BASE, trial.trainer.base_known_by(BASE))
+    for some in (some for count in range(1, len(PROJECTIONS) + 1) for some in combinations(PROJECTIONS, count)):
+        known = trial.trainer.targets_known_by(some)
+        yield from same("projections, as a run of an earlier version knows them", EARLIER_TARGETS.get(some, ",".join(some)), known)
     problem, rng = small_run(trial, quantize_nf4=True, multi_label=trial.seed % 2 == 1), trial.rng("changes")
     settings = trial.trainer.settings(problem)
     with tempfile.TemporaryDirectory() as parent:

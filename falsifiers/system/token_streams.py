@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.comparison import Comparison, value_at_most
 from blackswan.falsifiers.numeric.generators import Generator
@@ -27,6 +28,7 @@ from blackswan.reference.table import Array
 VOCAB = 4096
 LONG = 2**24 + 2**12
 """Tokens of a shard that nobody reads at once."""
+DOCUMENTS, WORDS = 1500, 333
 MORE_FILES = 30
 INDEX = "index.json"
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}
@@ -311,6 +313,7 @@ def stream_too_short(trial: Trial) -> Iterator[Comparison]:
             yield from same(f"tokens in rows of {name}", 2 * rows, int(answer.mask.sum()))
     yield from _beyond_32_bits(trial)
     yield _beyond_memory(trial)
+    yield _corpus_beyond_memory(trial)
 
 
 def _beyond_memory(trial: Trial) -> Comparison:
@@ -323,13 +326,27 @@ def _beyond_memory(trial: Trial) -> Comparison:
             file.truncate(2 * size)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         (folder / INDEX).write_text(json.dumps({"dtype": "uint16", "shards": [{"file": "part-0.bin", "tokens": size, "sha256": digest}]}))
-        tracemalloc.start()
-        try:
-            trial.pretrainer.epoch(Tokens(folder, VOCAB, 1, seq), 0, (size - 2) // (seq - 1))
-            peak = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
+        peak = _most_held(partial(trial.pretrainer.epoch, Tokens(folder, VOCAB, 1, seq), 0, (size - 2) // (seq - 1)))
     return value_at_most("share of a long shard in memory", peak / (2 * size), 0.3)
+
+
+def _corpus_beyond_memory(trial: Trial) -> Comparison:
+    """Python holds less than a corpus takes while its documents are made into tokens, one after the other."""
+    with tempfile.TemporaryDirectory() as parent:
+        corpus = Path(parent) / "corpus.jsonl"
+        corpus.write_text(DOCUMENTS * (json.dumps({"text": "ls -l " * WORDS}) + "\n"))
+        peak = _most_held(partial(trial.pretrainer.tokenized, corpus, CHECKPOINT))
+        return value_at_most("share of a corpus in memory", peak / corpus.stat().st_size, 1.0)
+
+
+def _most_held(ask: Callable[[], object]) -> int:
+    """The most bytes that Python and NumPy hold at any time of that call."""
+    tracemalloc.start()
+    try:
+        ask()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def _beyond_32_bits(trial: Trial) -> list[Comparison]:

@@ -385,6 +385,9 @@ class Trainer(Protocol):
     def base_known_by(self, weights: Mapping[str, Array]) -> str:
         """What a run keeps of the weights of a base, to know them again."""
 
+    def targets_known_by(self, projections: Sequence[str]) -> str:
+        """What a run and an adapter keep of the projections that get an update, to know them again."""
+
     def settings(self, problem: Problem) -> dict[str, Any]:
         """Every setting of the run, those that the problem leaves open too."""
 

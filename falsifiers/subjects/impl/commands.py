@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -30,7 +30,7 @@ from blackswan.falsifiers.subjects.doors.commands import NOTHING, Opened, Said
 from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.subjects.doors.training import Kill, Rank
 from blackswan.falsifiers.subjects.impl import Door
-from blackswan.falsifiers.subjects.impl.kill_points import KillPoints, file_events, flushes
+from blackswan.falsifiers.subjects.impl.kill_points import Event, KillPoints, file_events, flushes
 from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
 from blackswan.falsifiers.subjects.patching import standing_in
 from blackswan.impl import __main__ as command
@@ -44,6 +44,7 @@ from blackswan.impl.evaluation import ClassScore, Evaluation
 from blackswan.impl.fit import StepRecord
 from blackswan.impl.group import ALONE, Alone, Group, WorkerLost, joined
 from blackswan.impl.ledger import InsufficientMemory
+from blackswan.impl.metrics import MetricsFile
 from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.impl.residency import NotResident
 from blackswan.impl.warm_up import WarmUpFailed
@@ -164,15 +165,22 @@ class Commands(Door):
             shown.step(StepRecord(**{name: value for name, value in step.items() if name != "kind"}))
         return stream.getvalue()
 
-    def broken_off(self, folder: Path, error: BaseException, flush: int, *arguments: object, since: str = "") -> Said:
+    def broken_off(
+        self, folder: Path, error: BaseException, flush: int, *arguments: object, since: str = "", folders: bool = False
+    ) -> Said:
         """A command in which the flush number `flush` of files below the folder raises an error; flushes bring files to the disk.
 
-        They are counted from the first one of a file that has `since` in its name. An OSError is raised by all later flushes too.
+        They are counted from the first one of a file that has `since` in its name; with `folders` those of folders are,
+        whose names they bring there. An OSError is raised by all later ones too.
         """
         seen = list[str]()
 
         def event(name: str) -> None:
-            if name.startswith("flush ..") or not (seen or since in name):
+            if (
+                name.startswith("flush ..")
+                or not (seen or since in name)
+                or (folders and not (folder / name.removeprefix("flush ")).is_dir())
+            ):
                 return
             seen.append(name)
             if len(seen) == flush or (len(seen) > flush and isinstance(error, OSError)):
@@ -408,8 +416,24 @@ def _watched(group: Group, device: torch.device, folder: Path, kill: Kill | None
     by = signal.SIGINT if kill and kill.interrupt else signal.SIGKILL
     event = KillPoints(kill.event, kill.times, by) if kill else KillPoints()
     file_events(folder, event)
-    said = _run(arguments)
+    with _lines(event):
+        said = _run(arguments)
     return Rank(f"status {said.status}: {said.err}" if said.status else "", {}, event.seen)
+
+
+@contextmanager
+def _lines(event: Event) -> Iterator[None]:
+    """Inside the block `event` is called before a line of the metrics is written, however long their file stays open."""
+
+    def told(write: Callable[..., None]) -> Callable[..., None]:
+        def tell(self: MetricsFile, record: Any) -> None:
+            event("a line of the metrics")
+            write(self, record)
+
+        return tell
+
+    with mock.patch.multiple(MetricsFile, step=told(MetricsFile.step), epoch=told(MetricsFile.epoch)):
+        yield
 
 
 def _joined(group: Group, device: torch.device, arguments: Sequence[str], restarts: int) -> Said:

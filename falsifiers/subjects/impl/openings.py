@@ -5,6 +5,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from itertools import count
 from typing import Any
 from unittest import mock
 
@@ -27,6 +28,8 @@ from blackswan.impl.tensors import LazyTensors, Shapes, Tensors
 from blackswan.impl.token_shards import TokenBatch
 from blackswan.impl.tokens import ByteTokens
 
+_SEEDS = count(1)
+"""Nothing that was drawn is drawn again, so that nobody needs to keep it."""
 SUMS = ("average_gradients", "clip_by_global_norm", "adamw_step", "lm_cross_entropy")
 """Operations over all that is trained or over the vocabulary, which no model of fewer layers has as wide."""
 
@@ -154,7 +157,7 @@ class Opening(Session):
         architecture = config_of(self._work.scalars)
         drawn = _Watched(random_tensors(architecture, self._work.seed), self._noted)
         with standing_in(random_tensors, lambda *_: drawn):
-            return pretrain.random_decoder(architecture, device=self._place)
+            return pretrain.random_decoder(architecture, seed=next(_SEEDS), device=self._place)
 
     def _pretrain(self) -> None:
         ids = torch.arange(4 * self._work.seq, device=self._place).view(4, -1) % self._work.vocab

@@ -21,7 +21,7 @@ from blackswan.falsifiers.subjects.guards import Guards
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.devices import batch_of, trainer_of
 from blackswan.falsifiers.subjects.protocol import Session
-from blackswan.impl import dispatch, merge
+from blackswan.impl import dispatch, merge, pretrain
 from blackswan.impl.adapter import Adapter, save_adapter
 from blackswan.impl.apr_write import save_apr
 from blackswan.impl.checkpoint import WEIGHTS, Checkpoint, save_checkpoint
@@ -29,13 +29,13 @@ from blackswan.impl.classifier import trainable_shapes
 from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.decoder import Decoder
 from blackswan.impl.pipeline import ClassifyPipeline
-from blackswan.impl.pretrain import StepFn, random_decoder
+from blackswan.impl.pretrain import StepFn
 from blackswan.impl.token_shards import TokenBatch
 from blackswan.impl.tokens import ByteTokens
 from blackswan.impl.trainer import Batch, Trainer
 from blackswan.reference.table import Array
 
-STEPS, RATE = 2, 1e-2
+STEPS, RATE, SEED = 2, 1e-2, 5
 Tensors = dict[str, Tensor]
 Used = Callable[[], Mapping[str, Tensor]]
 """Works with an object and gives what came of it."""
@@ -100,7 +100,7 @@ class Ownership(Door):
         held = {name: torch.tensor(value, device=self._device) for name, value in weights.items()}
         trained, batch = trainable_shapes(config_of(work.scalars), adaptation_of(work.scalars)), batch_of(work, self._device)
         base, own = ({name: value for name, value in held.items() if (name in trained) == kind} for kind in (False, True))
-        trainer, decoder = trainer_of(work, base, own, self._device), random_decoder(config_of(work.scalars), device=self._device)
+        trainer, decoder = trainer_of(work, base, own, self._device), pretrain.random_decoder(config_of(work.scalars), device=self._device)
         step = StepFn(decoder, total_steps=STEPS, micro_batch=work.batch - 1, learning_rate=RATE, max_norm=RATE)
         then: Calls = []
 
@@ -300,7 +300,7 @@ def _applied(work: Workload, held: Tensors, place: torch.device) -> Used:
 
 
 def _pretrainer(work: Workload, place: torch.device, decoder: Decoder | None = None) -> StepFn:
-    decoder = decoder or random_decoder(config_of(work.scalars), device=place)
+    decoder = decoder or pretrain.random_decoder(config_of(work.scalars), device=place)
     return StepFn(decoder, total_steps=2 * STEPS, micro_batch=work.batch, learning_rate=RATE)
 
 
@@ -315,6 +315,19 @@ def _decoder(work: Workload, held: Tensors, place: torch.device) -> Used:
     decoder = Decoder(config_of(work.scalars), _plain(held, BASE), dtype=torch.float32, device=place)
     step = _pretrainer(work, place, decoder)
     return lambda: {**_pretrained(step, held), **dict(decoder.named_parameters())}
+
+
+def _seeded(work: Workload, held: Tensors, place: torch.device) -> Used:
+    """A decoder of random weights, of one seed for all, and a user who writes to its parameters."""
+    del held
+    decoder = pretrain.random_decoder(config_of(work.scalars), seed=SEED, device=place)
+
+    def used() -> Mapping[str, Tensor]:
+        for parameter in decoder.parameters():
+            parameter.data.mul_(RATE)
+        return dict(decoder.named_parameters())
+
+    return used
 
 
 def _decoder_state(work: Workload, held: Tensors, place: torch.device) -> Tensors:
@@ -378,6 +391,7 @@ _OPENED: dict[str, Callable[[Workload, Tensors, torch.device], Used]] = {
     "class weights": _class_weights,
     "a state that is loaded": _loaded,
     "a decoder that is pre-trained": _decoder,
+    "a decoder of a seed": _seeded,
     "a decoder's state that is loaded": _decoder_loaded,
     "a state that is given out": _reported,
     "a gradient": _applied,

@@ -30,7 +30,7 @@ from blackswan.falsifiers.subjects.impl.kill_points import flushes
 from blackswan.falsifiers.subjects.impl.slow_disk import slow, until_the_next_step
 from blackswan.falsifiers.subjects.impl.watching import broken_off, failing
 from blackswan.falsifiers.subjects.protocol import Session
-from blackswan.impl import decoder_optimiser, pretrain, pretrain_run, token_shards
+from blackswan.impl import decoder_optimiser, dispatch, pretrain, pretrain_run, token_shards
 from blackswan.impl.checkpoint import load_decoder
 from blackswan.impl.commands import pretrain as command
 from blackswan.impl.decoder import Decoder, parameter_count
@@ -150,6 +150,18 @@ class Pretrainer(Door):
             raise RuntimeError("the run made steps, and was never said to begin")
         losses = [epoch.validation_loss for epoch in result.epochs]
         return PretrainingRecord(steps, losses, _parameters(decoder), result.state_hash, events, passes, free)
+
+    def tokenized(self, corpus: Path, checkpoint: Path) -> int:
+        """The number of tokens of a corpus by a checkpoint's tokenizer, of which one document is kept at a time."""
+        encoder = token_shards.load_encoder(checkpoint / "tokenizer.json")
+        return sum(map(len, token_shards.tokenize(corpus, encoder, 0)))
+
+    def loss_of_repeated(self, logits: Array, input_ids: Array) -> float:
+        """The language-model loss of ids [batch, seq], all of them real, where every position has the logits [vocab]."""
+        ids = torch.tensor(input_ids, device=self._device)
+        every = torch.tensor(logits, device=self._device).expand(*ids.shape, len(logits))
+        mask = torch.ones_like(ids, dtype=torch.bool)
+        return float(dispatch.call("loss", "lm_cross_entropy", logits=every, input_ids=ids, mask=mask))
 
     def left_of(self, problem: Pretraining) -> list[str]:
         """What outlives a decoder that was trained."""

@@ -37,6 +37,7 @@ from blackswan.falsifiers.subjects.impl.watching import ERRORS, Note, Stopped, W
 from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
 from blackswan.falsifiers.subjects.patching import standing_in
 from blackswan.falsifiers.subjects.shared import default_dtype, random_states, torch_settings
+from blackswan.impl import config as configs
 from blackswan.impl import fit as whole_runs
 from blackswan.impl import group as groups
 from blackswan.impl import kernels
@@ -132,6 +133,10 @@ class Trainer(Door):
         for name, value in weights.items():
             base.register_buffer(name, torch.tensor(value))
         return whole_runs._weights_digest(base)
+
+    def targets_known_by(self, projections: Sequence[str]) -> str:
+        """What run.json and an adapter's files say of these projections."""
+        return configs.targets_named(projections)
 
     def settings(self, problem: Problem) -> dict[str, Any]:
         """Every setting of the run."""
