@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import index
 from pathlib import Path
 from typing import Protocol
 
@@ -113,7 +114,7 @@ class Samples:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]], targets: Sequence[Label], num_classes: int, multi_label: bool = False) -> "Samples":
-        """Samples of those token ids and classes, in memory. Raises a ValueError for another number or kind of labels."""
+        """Samples of those token ids and classes, in memory. Raises a ValueError for another number or kind of labels, or other classes."""
         kept = _Collected(array(_IDS), num_classes, multi_label)
         kept.add([(ids, len(ids)) for ids in rows], targets)
         return kept.samples()
@@ -182,11 +183,11 @@ class _Collected:
             self._lengths.append(len(row))
             self._full.append(length)
         self._ids.extend(ids)
-        entries = self._classes if self._multi_label else 1
+        entries, most = (self._classes, 1) if self._multi_label else (1, self._classes - 1)
         for label in labels:
-            own = label if isinstance(label, tuple) else (label,)
-            if isinstance(label, tuple) != self._multi_label or len(own) != entries:
-                expected = f"a tuple of {entries} entries 0 or 1" if self._multi_label else "an integer"
+            own = _integers(label if isinstance(label, tuple) else (label,))
+            if isinstance(label, tuple) != self._multi_label or len(own) != entries or not 0 <= min(own) <= max(own) <= most:
+                expected = f"a tuple of {entries} entries 0 or 1" if self._multi_label else f"an integer from 0 to {most}"
                 raise ValueError(f"sample {len(self._targets) // entries + 1}: the label is {label!r}; expected {expected}")
             self._targets.extend(own)
 
@@ -201,6 +202,14 @@ class _Collected:
         return Samples(Rows(self._ids, starts, lengths), targets, self._classes, self._multi_label, full)
 
 
+def _integers(entries: tuple[int, ...]) -> tuple[int, ...]:
+    """The entries, be they NumPy's or torch's integers; none where one is no integer: a fraction or a text is not rounded or read."""
+    try:
+        return tuple(map(index, entries))
+    except TypeError:
+        return ()
+
+
 def tokenize(
     samples: Iterable[Sample],
     tokens: Tokens,
@@ -212,7 +221,7 @@ def tokenize(
 ) -> Samples:
     """Every sample's text as token ids, once; they are added to `ids`, by default in memory. `tell` is told how many texts were read.
 
-    Raises a ValueError for a label of the other kind.
+    Raises a ValueError for a label of the other kind, or that is none of the classes.
     """
     kept, count = _Collected(array(_IDS) if ids is None else ids, num_classes, multi_label), 0
     for chunk in _chunks(samples):

@@ -125,6 +125,22 @@ def apr_scales_rounded_up(encoded: Step, dtype: Any, tensor: Any) -> Any:
 
 
 @wrong_step("impl.apr_write:encoded")
+def apr_largest_is_eight_steps(encoded: Step, dtype: Any, tensor: Any) -> Any:
+    """The largest magnitude of AprQ4 has eight steps, as a number below zero may have; one above zero comes back a step too small."""
+    content = encoded(dtype, tensor)
+    if dtype.name == "AprQ4":
+        import torch
+
+        flat = tensor.float().reshape(-1)
+        values = torch.nn.functional.pad(flat, (0, -len(flat) % 32)).view(-1, 32)
+        scale = (values.abs().amax(1, keepdim=True) / 8).half()
+        codes = torch.where(scale > 0, values / scale.float(), 0).round().clamp(-8, 7).add(8).to(torch.uint8)
+        content.view(-1, 18)[:, :2] = scale.view(torch.uint8)
+        content.view(-1, 18)[:, 2:] = codes[:, ::2] | codes[:, 1::2] << 4
+    return content
+
+
+@wrong_step("impl.apr_write:encoded")
 def apr_nibbles_written_swapped(encoded: Step, dtype: Any, tensor: Any) -> Any:
     """The first of two elements of AprQ4 is written into the high half."""
     content = encoded(dtype, tensor)

@@ -161,6 +161,17 @@ def inner_writer_opens_the_folder(sole: Step, folder: Any) -> Iterator[None]:
 
 @wrong_step("impl.folder:sole_writer")
 @contextmanager
+def lock_removed_by_an_inner_writer(sole: Step, folder: Any) -> Iterator[None]:
+    """The lock's file goes, while it is held, with an inner block too: another process makes a new one, and is inside as well."""
+    from blackswan.impl.folder import LOCK
+
+    with sole(folder):
+        yield
+        (folder / LOCK).unlink(missing_ok=True)
+
+
+@wrong_step("impl.folder:sole_writer")
+@contextmanager
 def lock_removed_by_the_last_writer(sole: Step, folder: Any) -> Iterator[None]:
     """The lock's file goes with its last block: a process that opened it before and one that makes another are both the only writer."""
     from filelock import FileLock

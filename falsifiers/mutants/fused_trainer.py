@@ -198,6 +198,15 @@ def layers_replay_with_other_class_weights(weigh: Step, self: Any) -> None:
     self._graphs, self._pool = graphs, pool
 
 
+@wrong_step("impl.fused.step:FusedTrainer._weigh")
+def layers_write_class_weights_over(weigh: Step, self: Any) -> None:
+    """Other class weights are copied to where the first ones are, which somebody may put back."""
+    read, weights = self.model.class_weights, self.class_weights
+    weigh(self)
+    if read is not None and weights is not None and read is not weights:
+        self.model.class_weights = read.copy_(weights)
+
+
 @wrong_step("impl.fused.step:FusedTrainer._move")
 def layers_move_by_rates_of_the_default_dtype(move: Step, self: Any, gradient: Any, finite: Any) -> None:
     """The rate, the decay and the corrections go to the device in torch's default dtype, which may have eight bits."""

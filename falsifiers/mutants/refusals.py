@@ -351,6 +351,11 @@ def labels_without_a_text_dropped(samples: Any, kept: Any) -> Any:
     return samples(kept)
 
 
+wrong_step("impl.samples:_integers", name="labels_cut_to_integers", doc="0.9 and '1' are taken for the labels 0 and 1.")(
+    lambda _, entries: tuple(map(int, entries))
+)
+
+
 @wrong_step("impl.samples:_Collected.add")
 def labels_of_any_number_of_entries(add: Any, kept: Any, measured: Any, labels: Any) -> None:
     """The entries of all labels are read one after another, however many each has."""

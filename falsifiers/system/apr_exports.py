@@ -11,7 +11,7 @@ import numpy as np
 from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.numeric import apr_format
 from blackswan.falsifiers.numeric.apr_format import CODES, decode
-from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.numeric.comparison import Comparison, value_inside
 from blackswan.falsifiers.system.adapter_files import TOKENIZER, Model
 from blackswan.falsifiers.system.apr_files import EMBEDDING, LONG, ODD, drawn, mixed, new_folder, same_bits
 from blackswan.falsifiers.system.same import same
@@ -24,9 +24,9 @@ TINY = 1e-30
 
 @reads_files
 def quantised_export(trial: Trial) -> list[Comparison]:
-    """Q8 and Q4 of a file that was written from tensors in several dtypes, read by the formulas: scales are those of the largest
-    magnitudes, and each element has the nearest of the steps of the scale that is stored; vectors keep their bits. Matrices hold midpoints
-    between steps too, and some nothing but zeros. A scale that float16 does not hold is refused."""
+    """Q8 and Q4 of a file that was written from tensors in several dtypes, read by the formulas: no scale is above that of the largest
+    magnitude, and each element has the nearest of the steps of the scale that is stored, within half a step; vectors keep their bits.
+    Matrices hold midpoints between steps too, and some nothing but zeros. A scale that float16 does not hold is refused."""
     exact = _with_midpoints(trial, drawn(trial, **({0: LONG, 1: ODD, 2: ODD}.get(trial.seed % 6, {}))))
     found, (_, model) = [], mixed(trial.rng("dtypes"), exact)
     with new_folder() as folder:
@@ -60,7 +60,8 @@ def _largest_scales(trial: Trial, model: Model, folder: Path) -> list[Comparison
         if factor == 7:
             ask()
             read = trial.files.read_checkpoint(folder / f"{name}.apr")[EMBEDDING]
-            found += same("the largest weight in q4", decoder[EMBEDDING][-1, -1], read[-1, -1])
+            near = abs(float(decoder[EMBEDDING][-1, -1])) * np.array([1 - 1 / 14, 1 + 1 / 14])  # half of a step
+            found.append(value_inside("the largest weight in q4, its magnitude", -float(read[-1, -1]), *near))
         else:
             found.append(trial.refuses("a weight too large for q4", ask, EMBEDDING.replace(".", r"\."), "ValueError"))
             found += same("files of a refused export", [], [each.name for each in folder.glob(f"*{name}*.*")])
@@ -98,20 +99,23 @@ def _with_midpoints(trial: Trial, model: Model) -> Model:
 
 
 def _nearest_steps(name: str, value: Array, content: bytes, dtype: str) -> list[Comparison]:
-    """The scales of a matrix in q8, or of each block of 32 in q4, and how many elements have another step than the nearest of theirs."""
+    """How many scales of a matrix in q8, or of blocks of 32 in q4, are above those by which the largest magnitude has 127 or 7 steps, how
+    many elements have another step than the nearest of theirs, and how many are further than half a step of that largest scale."""
     flat = value.astype(np.float64).reshape(-1)
     blocks = flat[None] if dtype == "q8" else np.pad(flat, (0, -len(flat) % 32)).reshape(-1, 32)
     most, stored = (127, np.float32) if dtype == "q8" else (7, np.float16)
     raw = np.frombuffer(content, np.uint8)
     scales = raw[:4].view(np.float32) if dtype == "q8" else np.ascontiguousarray(raw.reshape(-1, 18)[:, :2]).view(np.float16).ravel()
-    wanted = (np.abs(blocks).max(axis=1).astype(np.float32) / np.float32(most)).astype(stored)
+    largest = (np.abs(blocks).max(axis=1).astype(np.float32) / np.float32(most)).astype(stored)
     steps = scales.astype(np.float64)[:, None]
     read = decode("AprQ8" if dtype == "q8" else "AprQ4", content, value.shape)
     codes = np.pad(read.astype(np.float64).reshape(-1), (0, blocks.size - len(flat))).reshape(blocks.shape)
     least = np.abs(blocks - np.clip(np.rint(blocks / np.where(steps > 0, steps, 1)), -most - (dtype == "q4"), most) * steps)
-    # A tie may go either way: the quotient is rounded to float32.
-    further = np.abs(codes - blocks) > least + 2.0**-21 * np.abs(blocks)
+    errors, slack = np.abs(codes - blocks), 2.0**-21 * np.abs(blocks)  # a tie may go either way: the quotient is rounded to float32
+    # The largest elements are so many steps away, and the scale is rounded by half of a unit in its last place.
+    half = (largest.astype(np.float64) + (most + 1) * np.spacing(largest).astype(np.float64))[:, None] / 2
     return [
-        *same(f"scales of {name}", wanted, scales),
-        *same(f"{name}, elements that have another step than the nearest", 0, int(further.sum())),
+        *same(f"scales of {name}, above that of the largest magnitude", 0, int((scales > largest).sum())),
+        *same(f"{name}, elements that have another step than the nearest", 0, int((errors > least + slack).sum())),
+        *same(f"{name}, elements further than half a step", 0, int((errors > half + slack).sum())),
     ]

@@ -32,8 +32,10 @@ CALLS = (
 RATE_SET = 5
 """Number of the call before which rate, decay, largest norm and class weights are set by hand and parameters get other memory, when a step
 has been captured and, where nothing moves, no state was loaded."""
-WEIGHTS_WRITTEN = (3, 6)
+WEIGHTS_WRITTEN = (1, 6)
 """Numbers of the calls before which class weights are written to, those of the first call and those that were set."""
+WEIGHTS_EXCHANGED, WEIGHTS_BACK = 2, 3
+"""Numbers of the calls before which others are put in the place of the first class weights, and these are put back."""
 MANY = 6
 """Micro-batches of a call, more than the four whose gradients are held side by side."""
 LONG = 300
@@ -226,9 +228,13 @@ def _followed(
     decay = settings["weight_decay"]
     for number, (name, samples) in enumerate(calls):
         batch = _batch(rng, work, samples, settings["multi_label"], LENGTHS[number > 0])
-        if number in WEIGHTS_WRITTEN:
-            for each in (right, tried):
+        for each in (right, tried):
+            if number in WEIGHTS_WRITTEN:
                 each.write_class_weights(1.5)
+            if number == WEIGHTS_EXCHANGED and settings["class_weights"]:
+                each.set_class_weights(settings["class_weights"][::-1])
+            if number == WEIGHTS_BACK and settings["class_weights"]:
+                each.put_class_weights_back()
         if number == RATE_SET:
             decay /= 4
             for each in (right, tried):

@@ -3,6 +3,7 @@
 from functools import partial
 
 from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.subjects.doors.files import NO_LABELS
 from blackswan.falsifiers.system.run_problem import small_run
 from blackswan.falsifiers.system.trial import Trial
 
@@ -42,6 +43,7 @@ MISUSES = {
     "a batch of no text": ("empty", "ValueError"),
     **{f"an estimate of {name} 0": (name, "ValueError") for name in ("batch", "seq", "accumulation")},
     **{f"statistics of {name}": ("length", "ValueError") for name in ("a length fewer", "a length more", "no sample")},
+    **{f"{given} of a label {label!r}": ("sample 2: the label is", "ValueError") for given in ("samples", "texts") for label in NO_LABELS},
     **{f"an architecture of {name} {value}": (name, "ValueError") for name, value in ARCHITECTURES},
     "an architecture of 3 heads for 2 keys": ("kv_heads", "ValueError"),
     "an adapter in no folder": ("no such folder", "FileNotFoundError"),

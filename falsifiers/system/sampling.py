@@ -18,6 +18,9 @@ EARLIER_ORDERS = {(8, 3, 2): [6, 7, 2, 0, 3, 5, 1, 4], (8, 2**40 + 3, 2): [6, 4,
 """Orders of so many samples, by seed and epoch, in which runs were begun that a later version has to go on with."""
 EARLIER_SPLIT = [5, 10, 11, 12, 15, 19]
 """The quarter of 24 samples, of three classes in turn, that is held out by the seed 5."""
+SIZES = (6, 6, 7, 9, 11, 13) * 4
+EARLIER_SPLIT_OF_MANY = [15, 21, 30, 47, 60, 65, 77, 84, 101, 107, 113, 121, 124, 139, 143, 156, 165, 171, 177, 192, 205]
+"""The tenth of classes of those sizes, one after the other, that is held out by the seed 5; some come equally near to a sample more."""
 
 
 def epochs_are_permutations(trial: Trial) -> Iterator[Comparison]:
@@ -112,6 +115,9 @@ def split_is_stratified(trial: Trial) -> Iterator[Comparison]:
     last = 0 if several else int(np.sum(strata[chosen] == classes))
     yield value_at_most("classes without a training sample", last, 0)
     yield from same("validation by earlier versions", EARLIER_SPLIT, trial.corpora.split([0, 1, 2] * 8, 3, 0.25, 5).validation)
+    many = [number for number, size in enumerate(SIZES) for _ in range(size)]
+    kept = trial.corpora.split(many, len(SIZES), 0.1, 5).validation
+    yield from same("validation of many classes by earlier versions", EARLIER_SPLIT_OF_MANY, kept)
     yield from _of_few_samples(trial, classes, seed)
     yield from _of_written_fractions(trial, rng)
     yield from _of_many(trial, rng, exact)

@@ -136,12 +136,12 @@ def _of_a_large_run(trial: Trial, folder: Path) -> Iterator[Comparison]:
 
 def _beside_another(trial: Trial, problem: Problem, folder: Path) -> Iterator[Comparison]:
     """A run does not go on while another process writes its folder."""
-    before = content(folder)
     with (folder / ".lock").open("a") as lock:
+        before = content(folder)
         fcntl.flock(lock, fcntl.LOCK_EX)
         ask = partial(trial.trainer.fit, problem, folder, Plan(resume=True))
         yield trial.refuses("a run that another process writes", ask, "another process", "ValueError")
-    yield from same("the folder that another process writes", before, content(folder))
+        yield from same("the folder that another process writes", before, content(folder))
 
 
 def _on_a_copy(folder: Path, go_on: Callable[[Path], object]) -> Callable[[], object]:

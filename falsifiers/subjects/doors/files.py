@@ -9,6 +9,8 @@ from blackswan.reference.table import Array
 
 Label = int | list[int]
 """A class, or of several labels a sample a 0 or 1 for each class."""
+NO_LABELS: tuple[Any, ...] = (0.9, 1.0, float("nan"), "1", None, -1, 64, 2**63)
+"""What is none of a few classes, and neither 0 nor 1."""
 
 
 @dataclass(frozen=True)

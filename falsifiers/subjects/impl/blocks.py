@@ -1,7 +1,9 @@
 """Blocks of `impl` inside which something holds, and what a program sees of it."""
 
 import fcntl
+import os
 import sys
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -30,6 +32,8 @@ class Block(Session):
         self._kind, self._open = kind, list[tuple[int, AbstractContextManager[Any], Any]]()
         self._counted, self._around = Allocations("meta"), ""
         self._folder, self._taken_over = place, 0
+        self._lock_as_it_was: int | None = None
+        self._removed_while_free = 0
 
     def enter(self, number: int) -> None:
         """Enters one more block."""
@@ -40,7 +44,8 @@ class Block(Session):
     def leave(self, failing: bool) -> None:
         """Leaves the innermost block, with an error or without."""
         error, before = ArithmeticError("inside the block"), self._recorded()
-        self._open.pop()[1].__exit__(*(type(error), error, None) if failing else (None, None, None))
+        with mock.patch.multiple(os, unlink=self._removing(os.unlink), remove=self._removing(os.remove)):
+            self._open.pop()[1].__exit__(*(type(error), error, None) if failing else (None, None, None))
         self._taken_over += sum(self._recorded()) - sum(before[:-1])
 
     def leave_the_first(self) -> None:
@@ -124,20 +129,36 @@ class Block(Session):
         return {"part": [name for name, size in self._counted.parts.items() if size], "tensor": held.shape[0]}
 
     def _see_sole_writer(self) -> dict[str, Any]:
-        """Says whether the folder is locked to a process that opens its lock now, and to one that opened it before the first block."""
-        now, before = self._folder / LOCK, self._folder / "lock as it was"
-        now.touch()
-        if not before.exists():
-            before.hardlink_to(now)
-        return {"locked now": _is_locked(now), "locked as it was": _is_locked(before)}
+        """Says whether the folder is closed to a process that opens its lock now, and to one that opened it before the first block: it is
+        where that file is locked or has no name any more, for then its process tries anew. And how often a lock that nobody held was
+        removed: who has taken it since, and who makes another one, are both inside."""
+        path = self._folder / LOCK
+        path.touch()
+        if self._lock_as_it_was is None:
+            self._lock_as_it_was = os.open(path, os.O_RDWR)
+            weakref.finalize(self, os.close, self._lock_as_it_was)
+        before = self._lock_as_it_was
+        with path.open() as now:
+            closed = _is_locked(now.fileno()) and (os.fstat(before).st_nlink == 0 or _is_locked(before))
+        return {"closed": closed, "removed while free": self._removed_while_free}
+
+    def _removing(self, remove: Callable[..., None]) -> Callable[..., None]:
+        def removed(path: Any, *given: Any, **more: Any) -> None:
+            if Path(path) == self._folder / LOCK and self._kind == "sole_writer":
+                with Path(path).open() as lock:
+                    self._removed_while_free += not _is_locked(lock.fileno())
+            remove(path, *given, **more)
+
+        return removed
 
 
-def _is_locked(path: Path) -> bool:
-    with path.open() as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+def _is_locked(lock: int) -> bool:
+    """Whether somebody else holds the lock of an open file, by its descriptor."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(lock, fcntl.LOCK_UN)
     return False
 
 

@@ -137,8 +137,13 @@ class Steps(Session):
         self._trainer.max_norm = norm
 
     def set_class_weights(self, weights: Sequence[float] | None) -> None:
-        """The weights of the classes in the next steps, or none."""
+        """The weights of the classes in the next steps, or none; the caller keeps those before."""
+        self._weights_before = self._trainer.class_weights
         self._trainer.class_weights = None if weights is None else torch.tensor(weights, device=self._place)
+
+    def put_class_weights_back(self) -> None:
+        """The weights of the classes in the next steps are the tensor that was there before others were set."""
+        self._trainer.class_weights = self._weights_before
 
     def write_class_weights(self, factor: float) -> None:
         """Multiplies the weights of the classes, if there are any, where they are."""

@@ -136,14 +136,14 @@ class Memory(Door):
         before = _requested(self._device)
         with allocated(self._device) as taken:
             trainer = self._trainer(work)
-            _accumulate(trainer, batch_of(work, self._device), work.accumulation, steps)  # the batch goes with it
+            _accumulate(trainer, _padded(work, self._device), work.accumulation, steps)  # the batch goes with it
             gc.collect()
             stays = _requested(self._device) - before
         return Usage(taken["peak"], stays if self._device.type == "cuda" else taken["kept"], _thawed(trainer.classifier))
 
     def saved(self, work: Workload) -> int:
         """Counts the bytes that automatic differentiation saves in a forward pass, each storage once, without the model's own."""
-        model, batch = self._trainer(work).classifier, batch_of(work, self._device)
+        model, batch = self._trainer(work).classifier, _padded(work, self._device)
         own = {value.untyped_storage()._cdata for value in (*model.parameters(), *model.buffers())}
         alive: dict[int, Tensor] = {}
 
@@ -364,3 +364,12 @@ def _thawed(model: classifier.Classifier) -> int:
     trained = model.trainable_parameters()
     tensors: Mapping[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return sum(value.requires_grad or value.grad is not None for name, value in tensors.items() if name not in trained)
+
+
+def _padded(work: Workload, device: torch.device) -> Batch:
+    """A batch of the workload with a token of padding, as most have some, for which more is kept than for one without; without, where the
+    hand-written layers leave padding out or a sample has one token."""
+    batch = batch_of(work, device)
+    if work.backend != "fused" and work.seq > 1:
+        batch.mask[0, -1] = False
+    return batch

@@ -13,6 +13,7 @@ from unittest import mock
 import numpy as np
 import torch
 
+from blackswan.falsifiers.subjects.doors.files import NO_LABELS
 from blackswan.impl import adapter, corpus, dispatch, group, memory, samples
 from blackswan.impl.classifier import Classifier, base_shapes, initial_trainable
 from blackswan.impl.pipeline import ClassifyPipeline
@@ -113,6 +114,14 @@ def _of_counts(pipeline: ClassifyPipeline) -> Calls:
         yield f"an estimate of {name} 0", partial(memory.estimate, config, adaptation, dtype=torch.float32, device="cpu", **counts)
     for name, labels, lengths in (("a length fewer", [0, 1], [1]), ("a length more", [0], [1, 1]), ("no sample", [], [])):
         yield f"statistics of {name}", partial(corpus.statistics, np.array(labels, np.int64), 2, np.array(lengths, np.int64))
+    several, classes = pipeline.trainer.multi_label, pipeline.classifier.adaptation.classes
+    good, entries = ((0,) * classes, (1,) * (classes - 1)) if several else (0, ())
+    for last in NO_LABELS:
+        label = (*entries, last) if several else last
+        rows, both = ([1], [2]), (good, label)
+        yield f"samples of a label {last!r}", partial(samples.Samples.of, rows, both, classes, several)
+        given = [corpus.Sample("a text", each) for each in both]
+        yield f"texts of a label {last!r}", partial(samples.tokenize, given, pipeline.tokens, classes, several)
 
 
 def _of_architectures(pipeline: ClassifyPipeline) -> Calls:
