@@ -36,6 +36,12 @@ wrong_steps(
         "The class of a sequence classifier names no family.",
         lambda family, value: value if str(value).endswith("ForSequenceClassification") else family(value),
     ),
+    apr_family_by_its_beginning=(
+        "A name that begins with a family's is of that family, as Llama4's or a LlamaBidirectionalModel.",
+        lambda family, value: next(
+            (known for known in ("llama", "qwen2", "qwen3") if isinstance(value, str) and value.lower().startswith(known)), family(value)
+        ),
+    ),
     apr_encoders_names_with_marks_not_known=(
         "An encoder whose name has a hyphen or an underscore is known by just that name.",
         lambda family, value: value if "bert" in (found := str(family(value))) and {*found} & {*"-_"} and found != value else family(value),
@@ -134,6 +140,14 @@ def apr_checksum_of_small_files(require: Any, self: Any) -> None:
     """The checksum of a file of more than a MiB is not compared."""
     if self.end <= 2**20:
         require(self)
+
+
+@wrong_step("impl.apr:AprFile.require_checksum")
+def apr_checksum_of_the_whole_at_once(require: Any, self: Any) -> None:
+    """The checksum is taken of a file that is in memory as a whole."""
+    content = self.path.read_bytes()
+    require(self)
+    del content
 
 
 @wrong_step("impl.apr_checkpoint:_by_name")

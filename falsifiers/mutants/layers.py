@@ -189,6 +189,10 @@ mutants(
         "The last real token is looked for among the positions below 32,768.",
         _with_mask("last", lambda mask: mask & (np.arange(mask.shape[1]) < 2**15)),
     ),
+    pool_counts_in_16_bits=(
+        "The real tokens of a sample are counted in 16 bits.",
+        _mean_times(lambda counts, _: counts / counts.astype(np.int64).astype(np.int16).astype(counts.dtype)),
+    ),
     pool_detached=("Pooling without history, so that no gradient passes.", with_gradients(x=lambda gradient, *_: 0 * gradient), "S10"),
 )
 

@@ -251,6 +251,13 @@ def _or_raise(exchange: Step, *names: Path) -> bool:
 
 
 @wrong_step("impl.adapter:prepare_sequence_classifier")
+def prepared_with_numbers_for_names(prepare: Step, model: Any, folder: Path) -> None:
+    """The labels of a sequence classifier lose their names, also where it has as many as before."""
+    prepare(model, folder)
+    model.config.id2label = {number: f"LABEL_{number}" for number in range(model.config.num_labels)}
+
+
+@wrong_step("impl.adapter:prepare_sequence_classifier")
 def prepared_of_its_old_labels(prepare: Step, model: Any, folder: Path) -> None:
     """A sequence classifier keeps the number of labels that it had."""
     prepare(model, folder)

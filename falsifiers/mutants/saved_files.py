@@ -234,6 +234,26 @@ def headers_of_16_bits(header: Step, path: Path) -> Any:
     return header(path)
 
 
+@wrong_step("impl.checkpoint:_header")
+def tensors_lie_as_they_are_named(header: Step, path: Path) -> Any:
+    """Tensors are read one after the other in the order of the header, wherever it says that they lie."""
+    found, start = header(path), 8 + int.from_bytes(path.read_bytes()[:8], "little")
+    placed = {}
+    for name, stored in found.items():
+        placed[name] = replace(stored, start=start)
+        start += math.prod(stored.shape) * stored.dtype.itemsize
+    return placed
+
+
+@wrong_step("impl.checkpoint:copy_tokenizer")
+def tokenizers_prefix_ends_early(copied: Any, tokenizer: Any, copy: Any) -> None:
+    """The other files of a tokenizer are looked for by what stands before the first `tokenizer` of its name."""
+    copied(tokenizer, copy)
+    before = tokenizer.name.partition("tokenizer")[0]
+    if before != tokenizer.name.removesuffix("tokenizer.json"):
+        copy.with_name(copy.name.removesuffix("tokenizer.json") + "tokenizer_config.json").unlink(missing_ok=True)
+
+
 def _above_one(read: Step, self: Any) -> Any:
     found = read(self)
     if found <= (1 if isinstance(found, int) else 0.999):

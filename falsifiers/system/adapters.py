@@ -307,7 +307,7 @@ def saved_checkpoint_is_exact(trial: Trial) -> Iterator[Comparison]:
         base, copy = model.write_checkpoint(Path(parent) / str(rng.choice(["base", "base.apr"]))), Path(parent) / "copy"
         twin = {"lm_head.weight": _perhaps_wider(rng, model.decoder[EMBEDDING])} if model.scalars["tied"] and rng.integers(4) else {}
         save_file(model.decoder | twin, base / WEIGHTS, NOTE if rng.integers(2) else None)
-        _padded_by(base / WEIGHTS, int(rng.integers(8)))
+        _rewritten(base / WEIGHTS, int(rng.integers(8)), rng)
         loaded, said = trial.files.copy_checkpoint(base, copy), read_json(copy / CONFIG)
         stored, architectures = load_file(copy / WEIGHTS), [config_files.said(read_json(each / CONFIG)) for each in (base, copy)]
         spoiled = [*has_pt_metadata(copy / WEIGHTS), *_not_saved(trial, model, Path(parent))]
@@ -325,11 +325,13 @@ def _perhaps_wider(rng: np.random.Generator, value: Array) -> Array:
     return value.astype(np.float64) if rng.integers(2) else value
 
 
-def _padded_by(file: Path, spaces: int) -> None:
-    """Gives a safetensors file a header that ends with so many spaces: writers need not bring it to a multiple of eight bytes."""
+def _rewritten(file: Path, spaces: int, rng: Generator) -> None:
+    """Gives a safetensors file a header that ends with so many spaces, for writers need not bring it to a multiple of eight bytes, and that
+    names the tensors in another order than they lie in."""
     content = file.read_bytes()
     end = 8 + int.from_bytes(content[:8], "little")
-    header = content[8:end].rstrip() + b" " * spaces
+    entries = list(json.loads(content[8:end]).items())
+    header = json.dumps(dict(entries[place] for place in rng.permutation(len(entries)))).encode() + b" " * spaces
     file.write_bytes(len(header).to_bytes(8, "little") + header + content[end:])
 
 

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from blackswan.falsifiers.numeric.apr_format import CODES, NO_WEIGHTS, Image, Stored, plain
-from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.numeric.comparison import Comparison, value_at_most
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.system.adapter_files import CONFIG, Model, generated
 from blackswan.falsifiers.system.apr_files import HEAD, LONG, image, metadata, same_bits
 from blackswan.falsifiers.system.apr_spellings import NAMES
 from blackswan.falsifiers.system.damage import changed_meanwhile
+from blackswan.falsifiers.system.token_streams import most_held
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array
 
@@ -144,6 +145,10 @@ REFUSED: dict[str, tuple[Damage, str]] = {
         for name in ("roberta", "xlm-roberta", "XLMRobertaForMaskedLM", "DebertaV2Model", "NomicBertModel", "nomic_bert")
     },
     "another family": (_said(architecture="MistralForCausalLM"), "architecture.*expected one of"),
+    **{
+        f"another family, {name}": (_said(architecture=name), "architecture.*expected one of")
+        for name in ("Llama4ForCausalLM", "LlamaBidirectionalModel", "Qwen2MoeForCausalLM", "qwen3_next")
+    },
     "no family": (_said(architecture=None), "architecture"),
     "two families": (_said(hf_architecture="LlamaForCausalLM"), "hf_architecture.*which is meant"),
     "two sizes": (_said(n_embd=99), "n_embd.*which is meant"),
@@ -258,7 +263,8 @@ def refuses_file(trial: Trial) -> Iterator[Comparison]:
 
 
 def refuses_damage(trial: Trial) -> Iterator[Comparison]:
-    """One byte of a file with a checksum, small or large, is another; a file is cut anywhere. One that lost its checksum alone is whole."""
+    """One byte of a file with a checksum, small or large, is another; a file is cut anywhere. One that lost its checksum alone is whole.
+    A large one is never in memory as a whole, as a file may be larger than that."""
     rng, (whole, tensors) = trial.rng("damage"), _small(trial)
     content, bare = whole.pack(), replace(whole, footer=False).pack()
     with tempfile.TemporaryDirectory() as folder:
@@ -271,13 +277,16 @@ def refuses_damage(trial: Trial) -> Iterator[Comparison]:
             path.write_bytes(damaged)
             for time in ("once", "again"):
                 yield trial.refuses(f"{name}, {time}", ask, named, "ValueError")
-        large = replace(generated(rng, trial.seed, "float32", nf4=False, factor=1.0, layers=1, **LONG), config={})
+        large = replace(generated(rng, trial.seed, "float32", nf4=False, factor=1.0, layers=1, **LONG | {"vocab": 64_000}), config={})
         content = image(metadata(large.scalars), [plain(name, value, "F32") for name, value in large.decoder.items()]).pack()
         for megabyte in range(2):
             changed = bytearray(content)
             changed[megabyte * 2**20 + 2**16 + 4 * int(rng.integers(2**16))] ^= 1
             path.write_bytes(changed)
-            yield trial.refuses(f"a byte behind {megabyte} MiB of {len(content):,} bytes", ask, r"model\.apr: footer", "ValueError")
+            name = f"a byte behind {megabyte} MiB of {len(content):,} bytes"
+            refuses = partial(trial.refuses, name, ask, r"model\.apr: footer", "ValueError")
+            yield refuses()
+            yield value_at_most("share of a large file in memory while it is looked at", most_held(refuses) / len(content), 0.3)
 
 
 def _damages(rng: Generator, content: bytes, bare: int) -> list[tuple[str, bytes]]:

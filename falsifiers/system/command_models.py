@@ -31,6 +31,8 @@ from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.table import Array
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
+APR_NAME = "of a tokenizer.json"
+"""The name of a model, in which a file's beside it occurs too."""
 BESIDE_THE_TOKENIZER: Mapping[str, str] = {
     **{TOKENIZER_CONFIG: '{"model_max_length": 512}', "special_tokens_map.json": "{}", "added_tokens.json": "{}"},
     **{"vocab.json": '{"a": 0}', "merges.txt": "a b\n", "tokenizer.model": "\x00\x01", "chat_template.jinja": "{{ text }}"},
@@ -93,7 +95,7 @@ def models_are_whole(trial: Trial) -> Iterator[Comparison]:
         yield from same("tensors of 16 bits, exported in 32", widened, stored)
         yield from same("dtypes of what is exported in 32 bits", {"float32"}, {value.dtype.name for value in stored.values()})
         yield from _exported_in_one_dtype(trial, problem, narrow)
-        apr, back = problem.folder / "files" / "more" / "model.apr", problem.folder / "folders" / "back"
+        apr, back = problem.folder / "files" / "more" / f"{APR_NAME}.apr", problem.folder / "folders" / "back"
         said = trial.commands.run("export", f"--model={problem.base}", f"--output={apr}")
         yield from same("what export prints", f"{apr} holds the model\n", said.out)
         yield from same("beginning of the .apr file", b"APR", apr.read_bytes()[:3] if apr.is_file() else None)
@@ -104,7 +106,7 @@ def models_are_whole(trial: Trial) -> Iterator[Comparison]:
         rounded = {name: value.astype(STORAGE["bfloat16"]) for name, value in problem.model.decoder.items()}
         yield from same("tensors of an .apr file <bfloat16>", rounded, {each.name: apr_format.array(each) for each in halves})
         for beside in ("apr", TOKENIZER, *BESIDE_THE_TOKENIZER):
-            files = (apr.with_name(f"{name}.{beside}") for name in ("model", "again"))
+            files = (apr.with_name(f"{name}.{beside}") for name in (APR_NAME, "again"))
             yield from same(f".{beside} of an .apr file that is made of one", *(path.read_bytes() for path in files))
         yield from _exported("folder of an .apr file", problem, back, "float32")
         wanted = Answers.of(problem, run / "last", texts, labels, np.asarray(0))

@@ -326,7 +326,7 @@ def _beyond_memory(trial: Trial) -> Comparison:
             file.truncate(2 * size)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         (folder / INDEX).write_text(json.dumps({"dtype": "uint16", "shards": [{"file": "part-0.bin", "tokens": size, "sha256": digest}]}))
-        peak = _most_held(partial(trial.pretrainer.epoch, Tokens(folder, VOCAB, 1, seq), 0, (size - 2) // (seq - 1)))
+        peak = most_held(partial(trial.pretrainer.epoch, Tokens(folder, VOCAB, 1, seq), 0, (size - 2) // (seq - 1)))
     return value_at_most("share of a long shard in memory", peak / (2 * size), 0.3)
 
 
@@ -335,11 +335,11 @@ def _corpus_beyond_memory(trial: Trial) -> Comparison:
     with tempfile.TemporaryDirectory() as parent:
         corpus = Path(parent) / "corpus.jsonl"
         corpus.write_text(DOCUMENTS * (json.dumps({"text": "ls -l " * WORDS}) + "\n"))
-        peak = _most_held(partial(trial.pretrainer.tokenized, corpus, CHECKPOINT))
+        peak = most_held(partial(trial.pretrainer.tokenized, corpus, CHECKPOINT))
         return value_at_most("share of a corpus in memory", peak / corpus.stat().st_size, 1.0)
 
 
-def _most_held(ask: Callable[[], object]) -> int:
+def most_held(ask: Callable[[], object]) -> int:
     """The most bytes that Python and NumPy hold at any time of that call."""
     tracemalloc.start()
     try:

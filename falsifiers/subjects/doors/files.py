@@ -117,9 +117,11 @@ class LoadedAdapter:
 
 @dataclass(frozen=True)
 class PreparedHead:
-    """The head of a sequence classifier, and the number of labels that its configuration says and that it has itself."""
+    """The head of a sequence classifier, the number of labels that its configuration says and that it has itself, and whether as many
+    labels as before have lost their names in the configuration."""
 
     weight: Array
     bias: Array
     labels: int
     own_labels: int
+    renamed: bool = False

@@ -407,7 +407,12 @@ def _pipeline(problem: Problem, device: torch.device, group: Group) -> ClassifyP
 def _samples(problem: Problem, corpus: told.Corpus) -> Samples:
     read = {**problem.settings, **corpus.read_with}
     labels = [tuple(label) if isinstance(label, list) else label for label in corpus.labels]
-    return Samples.of(corpus.rows, labels, read["num_classes"], bool(read.get("multi_label", False)))
+    beyond = {place: label for place, label in enumerate(labels) if isinstance(label, int) and label >= read["num_classes"]}
+    known = [0 if place in beyond else label for place, label in enumerate(labels)]
+    made = Samples.of(corpus.rows, known, read["num_classes"], bool(read.get("multi_label", False)))
+    for place, label in beyond.items():  # which no samples are made with, but a program may write there
+        made.targets[place] = label
+    return made
 
 
 def _frozen(pipeline: ClassifyPipeline) -> dict[str, Array]:
