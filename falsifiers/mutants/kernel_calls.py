@@ -310,16 +310,33 @@ class _OverInputs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *dy: Tensor) -> tuple[Tensor | None, ...]:
-        with torch.enable_grad():
-            leaves = [value.detach().clone().requires_grad_() for value in ctx.saved_tensors]
-            gradients = torch.autograd.grad(ctx.swiglu(*leaves), leaves, dy[0])
-        return None, *(value.detach().copy_(gradient) for value, gradient in zip(ctx.saved_tensors, gradients, strict=True))
+        return None, *(value.detach().copy_(found) for value, found in zip(ctx.saved_tensors, _of_inputs(ctx, dy[0]), strict=True))
+
+
+class _OverWhatArrives(_OverInputs):
+    @staticmethod
+    def backward(ctx: Any, *dy: Tensor) -> tuple[Tensor | None, ...]:
+        gate, up = _of_inputs(ctx, dy[0])
+        return None, gate, up if 0 in dy[0].stride() else dy[0].copy_(up)
+
+
+def _of_inputs(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
+    with torch.enable_grad():
+        leaves = [value.detach().clone().requires_grad_() for value in ctx.saved_tensors]
+        return torch.autograd.grad(ctx.swiglu(*leaves), leaves, dy)
 
 
 @wrong_step("impl.kernels.functions:OPERATIONS")
 def stand_in_writes_gradients_over_inputs(operations: dict[str, Step]) -> dict[str, Step]:
     """The gradients of a gated unit are written over its inputs."""
     return {**operations, "swiglu": lambda gate, up: _OverInputs.apply(operations["swiglu"], gate, up)}  # type: ignore[no-untyped-call]
+
+
+@wrong_step("impl.kernels.functions:OPERATIONS")
+def stand_in_writes_over_what_comes_from_above(operations: dict[str, Step]) -> dict[str, Step]:
+    """The gradient of a gated unit is written over the one that arrives, which may be that of another use too."""
+    over = _OverWhatArrives.apply
+    return {**operations, "swiglu": lambda gate, up: over(operations["swiglu"], gate, up)}  # type: ignore[no-untyped-call]  # torch
 
 
 @wrong_step("impl.dispatch:_kernel")

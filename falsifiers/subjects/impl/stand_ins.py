@@ -20,6 +20,7 @@ Situation = tuple[str, str, dict[str, Any], tuple[str, ...]]
 """A label, an operation, its arguments, and those of which there are gradients."""
 BLOCK, UPSTREAM = 32, 3.0
 """A gradient that comes from above is one number in the place of all, as that of a sum is."""
+TIMES = ("once more", "of a gradient that lies in memory")
 
 
 def as_plain() -> Iterator[Answer]:
@@ -34,7 +35,9 @@ def as_plain() -> Iterator[Answer]:
             for name, value in arguments.items():
                 if isinstance(value, Tensor):
                     yield f"{operation} by {kind}, {label}: {name} afterwards", to_numpy(whole[name].double()), to_numpy(value.double())
-            for name, one, other in zip(("result", *wrt, *(f"{each}, once more" for each in wrt)), right, found, strict=True):
+            again = [f"{each}, {time}" for time in TIMES for each in wrt]
+            names = ["result", *wrt, *again, "what comes from above, afterwards"] if wrt else ["result"]
+            for name, one, other in zip(names, right, found, strict=True):
                 yield f"{operation} by {kind}, {label}: {name}", to_numpy(one.double()), to_numpy(other.double())
                 yield f"{operation} by {kind}, {label}: {name}, dtype", str(one.dtype), str(other.dtype)
 
@@ -59,7 +62,10 @@ def _computed(function: Callable[..., Tensor], arguments: dict[str, Any], wrt: S
         return [y.detach()]
     # One graph is gone back through twice, with other gradients from above: each has its own answer, and the first one stays.
     first, second = (torch.autograd.grad(times * UPSTREAM * y.sum(), leaves, retain_graph=True) for times in (1, -2))
-    return [y.detach(), *first, *second]
+    # A gradient that arrives may be that of another use too, and is nobody's to write to.
+    arrives = torch.full_like(y.detach(), UPSTREAM)
+    third = torch.autograd.grad(y, leaves, arrives)
+    return [y.detach(), *first, *second, *third, arrives]
 
 
 def _held(function: Callable[..., Tensor], arguments: dict[str, Any]) -> Tensor:
