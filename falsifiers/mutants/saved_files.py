@@ -245,6 +245,13 @@ def tensors_lie_as_they_are_named(header: Step, path: Path) -> Any:
     return placed
 
 
+@wrong_step("impl.pipeline:ClassifyPipeline.save")
+def bases_name_in_letters_alone(save: Any, self: Any, *given: Any) -> Any:
+    """An adapter on a base whose name has a byte that is no letter is not saved."""
+    str(self.source).encode()
+    return save(self, *given)
+
+
 @wrong_step("impl.checkpoint:copy_tokenizer")
 def tokenizers_prefix_ends_early(copied: Any, tokenizer: Any, copy: Any) -> None:
     """The other files of a tokenizer are looked for by what stands before the first `tokenizer` of its name."""

@@ -44,7 +44,7 @@ from blackswan.falsifiers.system.adapters import (
     within_noise,
 )
 from blackswan.falsifiers.system.derived_damage import edited
-from blackswan.falsifiers.system.same import content, same, same_keys, same_tensors
+from blackswan.falsifiers.system.same import NO_LETTER, content, same, same_keys, same_tensors
 from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.table import Array
 
@@ -147,9 +147,9 @@ def _settings(model: Model) -> dict[str, Any]:
 def _saved_again(trial: Trial, parent: Path) -> list[Comparison]:
     """An adapter that is opened and saved again has the same files, checksums of its base and all, also where the base's lie beside it.
 
-    It names the base on which it was opened, whatever letters that name has, blanks at its end and a `..` behind a link, by which it is
-    found again; and the backend that trained it, which may not run here. So does one that had no checksums, as PEFT's own, and then it has
-    those of tensors and base.
+    It names the base on which it was opened, whatever letters that name has, or none in UTF-8, blanks at its end and a `..` behind a link,
+    by which it is found again; and the backend that trained it, which may not run here. So does one that had no checksums, as PEFT's own,
+    and then it has those of tensors and base.
     """
     by_hand = edited(parent / "adapter", BESIDE, {"extra/settings/backend": "fused"}, seal=True).files[BESIDE]
     assert isinstance(by_hand, bytes)
@@ -167,6 +167,11 @@ def _saved_again(trial: Trial, parent: Path) -> list[Comparison]:
     trial.classifiers.saved_again(parent / "on moved", parent / "moved again")  # it is found by what the adapter calls it
     named = read_json(parent / "moved again" / ADAPTER_CONFIG)["base_model_name_or_path"]
     found += same("base of an adapter that was opened on another name of it", str(moved), named)
+    trial.files.export(CHECKPOINT, unread := parent / f"mod{NO_LETTER}le.apr")
+    trial.classifiers.saved_again(parent / "adapter", parent / "on unread", unread)
+    trial.classifiers.saved_again(parent / "on unread", parent / "unread again")
+    named = read_json(parent / "unread again" / ADAPTER_CONFIG)["base_model_name_or_path"]
+    found += same("base by a name that is not UTF-8", str(unread), named)
     (bare := Path(shutil.copytree(parent / "adapter", parent / "bare")) / ADAPTER_CONFIG).with_name(BESIDE).unlink()
     bare.write_text(json.dumps(PEFT_DEFAULTS | read_json(bare)))
     trial.classifiers.saved_again(bare.parent, parent / "from bare")

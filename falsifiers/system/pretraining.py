@@ -1,7 +1,6 @@
 """Pre-training runs: their steps and records, how they end, resume and learn, and the command that makes them."""
 
 import json
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
 from blackswan.falsifiers.subjects.doors.files import Tokens
 from blackswan.falsifiers.subjects.doors.training import Pretraining, PretrainingRecord
-from blackswan.falsifiers.system.same import content, same
+from blackswan.falsifiers.system.same import NO_LETTER, content, same
 from blackswan.falsifiers.system.token_streams import pieces_of, write_shards
 from blackswan.falsifiers.system.trial import Trial, may_be_non_finite
 from blackswan.reference.optimiser import learning_rate_schedule
@@ -34,8 +33,6 @@ from blackswan.reference.optimiser import learning_rate_schedule
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", CHECKPOINT / "tokenizer.json"
 VOCAB = 24
 SIZES = {"vocab": VOCAB, "hidden": 16, "intermediate": 24, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8, "max_positions": 64}
-NO_LETTER = os.fsdecode(b"\xe9")
-"""A byte of a name that is no letter in UTF-8, as of a folder that an old system has named."""
 HELD_OUT = 40
 """Tokens on which a small run validates."""
 EPS = 1e-8

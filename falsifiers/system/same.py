@@ -12,6 +12,8 @@ import numpy as np
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly
 
 Number = np.ndarray | np.generic | int | float
+NO_LETTER = os.fsdecode(b"\xe9")
+"""A byte of a name that is no letter in UTF-8, as of a file that an old system has named."""
 
 
 def same(name: str, expected: Any, actual: Any) -> list[Comparison]:
