@@ -142,6 +142,15 @@ def apr_checksum_of_small_files(require: Any, self: Any) -> None:
         require(self)
 
 
+@wrong_step("impl.apr_checkpoint:open_apr")
+def apr_state_after_it_is_read(open_apr: Step, path: Path) -> Any:
+    """The file's state is looked at when header, metadata and index were read: who replaces it between is not noticed."""
+    from blackswan.impl.spans import state_of
+
+    found = open_apr(path)
+    return replace(found, state=state_of(path))
+
+
 @wrong_step("impl.apr:AprFile.require_checksum")
 def apr_checksum_of_the_whole_at_once(require: Any, self: Any) -> None:
     """The checksum is taken of a file that is in memory as a whole."""

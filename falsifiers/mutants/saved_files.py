@@ -245,6 +245,14 @@ def tensors_lie_as_they_are_named(header: Step, path: Path) -> Any:
     return placed
 
 
+@wrong_step("impl.checkpoint:_header")
+def headers_state_after_it_is_read(header: Step, path: Path) -> Any:
+    """The file's state is looked at when its header was read: who replaces it between is not noticed."""
+    from blackswan.impl.spans import state_of
+
+    return {name: replace(stored, state=state_of(path)) for name, stored in header(path).items()}
+
+
 @wrong_step("impl.pipeline:ClassifyPipeline.save")
 def bases_name_in_letters_alone(save: Any, self: Any, *given: Any) -> Any:
     """An adapter on a base whose name has a byte that is no letter is not saved."""

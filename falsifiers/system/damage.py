@@ -325,8 +325,8 @@ def _changed(trial: Trial) -> list[Comparison]:
 
 
 def changed_meanwhile(trial: Trial, model: Path, file: Path) -> Iterator[Comparison]:
-    """A model one of whose files is written, replaced, cut or removed after it was opened, or as a tensor is read: it is refused by that
-    file's name. It is read where nothing but the rights of the file has changed.
+    """A model one of whose files is written, replaced, cut or removed once its header was read, after it was opened, or as a tensor is
+    read: it is refused by that file's name. It is read where nothing but the rights of the file has changed.
 
     What is written differs by a nanosecond in its time alone, later or earlier, and what is cut in its size alone.
     """
@@ -340,11 +340,13 @@ def changed_meanwhile(trial: Trial, model: Path, file: Path) -> Iterator[Compari
     changes: dict[str, Callable[[], None]] = {f"written {later} ns later": partial(written, stored, later) for later in (1, -1)}
     changes |= {"replaced": partial(written, stored, 1, other), "cut": partial(written, stored[:-1], 0)}
     for name, change in {**changes, "removed": file.unlink}.items():
-        for late in (None, file):
+        moments: dict[str, dict[str, Any]] = {"after it was opened": {}, "as a tensor is read": {"late": file}}
+        for when, moment in {**moments, "once its header was read": {"early": file}}.items():
             written(stored, 0)
-            ask = partial(trial.files.read_checkpoint, model, meanwhile=change, late=late)
-            when = "as a tensor is read" if late else "after it was opened"
-            yield trial.refuses(f"{name} {when}", ask, f"{file.name}.*changed", "ValueError")
+            ask = partial(trial.files.read_checkpoint, model, meanwhile=change, **moment)
+            # Before it was opened the file's checksum, or that it is not there, may show it first.
+            refused = (file.name, "ValueError|OSError") if "early" in moment else (f"{file.name}.*changed", "ValueError")
+            yield trial.refuses(f"{name} {when}", ask, *refused)
     file.write_bytes(stored)
     whole = trial.files.read_checkpoint(model)
     yield from same(f"{file.name} with other rights", whole, trial.files.read_checkpoint(model, meanwhile=partial(file.chmod, 0o600)))

@@ -190,13 +190,15 @@ class Files(Door):
         default: str = "float32",
         place: str = "cpu",
         late: Path | None = None,
+        early: Path | None = None,
     ) -> Mapping[str, Array]:
         """The tensors of a checkpoint; `meanwhile` is called between its opening and their reading, both with that default dtype and
-        device; where `late` is a file, as that is opened for the last of them."""
+        device; where `late` is a file, as that is opened for the last of them, and where `early` is one, once it was read first."""
         if memory is None:
             with default_dtype(default), torch.device(place):
-                opened = checkpoint.load_checkpoint(path)
-                if meanwhile is not None and late is None:
+                with _when_first_closed(early, meanwhile) if meanwhile and early else nullcontext():
+                    opened = checkpoint.load_checkpoint(path)
+                if meanwhile is not None and late is early is None:
                     meanwhile()
                 with _at_the_last_opening(late, opened.tensors, meanwhile) if meanwhile and late else nullcontext():
                     return _arrays(opened.tensors)
@@ -316,6 +318,28 @@ def _at_the_last_opening(path: Path, tensors: Mapping[str, torch.Tensor], meanwh
     with opening(opened):
         dict(tensors)
         last, times = times, 0
+        yield
+
+
+@contextmanager
+def _when_first_closed(path: Path, meanwhile: Callable[[], object]) -> Iterator[None]:
+    """Inside the block something happens where that file is closed by whoever read it first."""
+    real, place, waits = io.open, os.path.realpath(path), True
+
+    class Watched(io.FileIO):
+        def close(self) -> None:
+            nonlocal waits
+            super().close()
+            if waits:
+                waits = False
+                meanwhile()
+
+    def opened(file: Any, mode: str = "r", buffering: int = -1, *given: Any, **named: Any) -> Any:
+        if mode != "rb" or isinstance(file, int) or os.path.realpath(file) != place or not waits:
+            return real(file, mode, buffering, *given, **named)
+        return Watched(file) if buffering == 0 else io.BufferedReader(Watched(file))
+
+    with opening(opened):
         yield
 
 
