@@ -127,6 +127,8 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "sharded": (_flags(0x10), "flags.*sharded"),
     "column-major": (_header(flags=0x800), "flags.*column-major"),
     "unknown flag": (_flags(0x4000), "flags.*unknown"),
+    "compressed and encrypted": (_flags(0x5), "flags.*(compressed|encrypted)"),
+    "two unknown flags": (_flags(0xC000), "flags.*unknown"),
     "fewer tensors than the index": (_header(tensors=3), "index"),
     "more tensors than the index": (_header(tensors=2000), "index"),
     "index before the metadata": (_header(index=64), "offsets"),

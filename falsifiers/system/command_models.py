@@ -26,13 +26,13 @@ from blackswan.falsifiers.system.apr_spellings import CLASSES
 from blackswan.falsifiers.system.checkpoint_parts import as_in_a_cache
 from blackswan.falsifiers.system.command_problem import LONG, ODD, Small, options, piped, small, texts_of, tokenizer
 from blackswan.falsifiers.system.commands import Answers
-from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.system.same import same, same_tensors
 from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.table import Array
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
-APR_NAME = "of a tokenizer.json"
-"""The name of a model, in which a file's beside it occurs too."""
+APR_NAME = "of a tokenizer.json [chat]"
+"""The name of a model, in which a file's beside it occurs too, and a pattern that it does not match."""
 BESIDE_THE_TOKENIZER: Mapping[str, str] = {
     **{TOKENIZER_CONFIG: '{"model_max_length": 512}', "special_tokens_map.json": "{}", "added_tokens.json": "{}"},
     **{"vocab.json": '{"a": 0}', "merges.txt": "a b\n", "tokenizer.model": "\x00\x01", "chat_template.jinja": "{{ text }}"},
@@ -272,7 +272,7 @@ def _closing(path: Path) -> None:
 
 
 def _exported_in_one_dtype(trial: Trial, problem: Small, narrow: Path) -> Iterator[Comparison]:
-    """A checkpoint in 16 bits whose norms alone have 32 is exported as if all had 16, or 32."""
+    """A checkpoint in 16 bits whose norms alone have 32 is exported as if all had 16, or 32, and without a dtype as it is."""
     mixed = problem.folder / "of two dtypes"
     shutil.copytree(narrow, mixed)
     tensors = load_file(narrow / WEIGHTS)
@@ -283,6 +283,8 @@ def _exported_in_one_dtype(trial: Trial, problem: Small, narrow: Path) -> Iterat
         expected, stored = {name: value.astype(STORAGE[dtype]) for name, value in tensors.items()}, load_file(one / WEIGHTS)
         yield from same(f"tensors of two dtypes, exported in {dtype}", expected, stored)
         yield from same(f"dtypes of what is exported in {dtype}", {dtype}, {value.dtype.name for value in stored.values()})
+    trial.commands.run("export", f"--model={mixed}", f"--output={problem.folder / 'as it is'}")
+    yield from same_tensors(*(load_file(folder / WEIGHTS) for folder in (mixed, problem.folder / "as it is")))
 
 
 def _of_many_tokens(trial: Trial, problem: Small) -> Iterator[Comparison]:
