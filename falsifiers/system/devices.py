@@ -143,8 +143,8 @@ def _containers(said: Path, scores: int) -> Iterator[tuple[str, bool]]:
 
 def _say(group: Path, limit: int | None, used: int, kept: Mapping[str, int]) -> None:
     """Write a control group's files: its limit and its use in kB, and how much of the use is `kept` for each name of memory.stat,
-    in which the inactive is before the active and which has no slab_reclaimable by some kernels. As nearly every group, it has no soft limit,
-    which is another file."""
+    in which the inactive is before the active and which has no slab_reclaimable by some kernels. As nearly every group, it has no soft
+    limit, which is another file."""
     (group / "memory.high").write_text("max\n")
     (group / "memory.max").write_text("max\n" if limit is None else f"{1024 * limit}\n")
     (group / "memory.current").write_text(f"{1024 * used}\n")
