@@ -97,18 +97,24 @@ wrong_step("impl.apr_write:fits", name="apr_nan_written", doc="NaN, which is not
 )
 
 
+def _by_scales(content: Any, tensor: Any, scales: Callable[[Any], Any]) -> Any:
+    """Gives each element of AprQ4's content the step by the scale that a function makes of its block's largest magnitude; the scales."""
+    import torch
+
+    flat = tensor.float().reshape(-1)
+    values = torch.nn.functional.pad(flat, (0, -len(flat) % 32)).view(-1, 32)
+    scale = scales(values.abs().amax(1, keepdim=True))
+    codes = torch.where(scale > 0, values / scale.float(), 0).round().clamp(-8, 7).add(8).to(torch.uint8)
+    content.view(-1, 18)[:, 2:] = codes[:, ::2] | codes[:, 1::2] << 4
+    return scale
+
+
 @wrong_step("impl.apr_write:encoded")
 def apr_steps_of_unrounded_scale(encoded: Step, dtype: Any, tensor: Any) -> Any:
     """The steps of AprQ4 are those of the scale before it is rounded to float16."""
     content = encoded(dtype, tensor)
     if dtype.name == "AprQ4":
-        import torch
-
-        flat = tensor.float().reshape(-1)
-        values = torch.nn.functional.pad(flat, (0, -len(flat) % 32)).view(-1, 32)
-        scale = values.abs().amax(1, keepdim=True) / 7
-        codes = torch.where(scale > 0, values / scale, 0).round().clamp(-8, 7).add(8).to(torch.uint8)
-        content.view(-1, 18)[:, 2:] = codes[:, ::2] | codes[:, 1::2] << 4
+        _by_scales(content, tensor, lambda largest: largest / 7)
     return content
 
 
@@ -129,14 +135,8 @@ def apr_largest_is_eight_steps(encoded: Step, dtype: Any, tensor: Any) -> Any:
     """The largest magnitude of AprQ4 has eight steps, as a number below zero may have; one above zero comes back a step too small."""
     content = encoded(dtype, tensor)
     if dtype.name == "AprQ4":
-        import torch
-
-        flat = tensor.float().reshape(-1)
-        values = torch.nn.functional.pad(flat, (0, -len(flat) % 32)).view(-1, 32)
-        scale = (values.abs().amax(1, keepdim=True) / 8).half()
-        codes = torch.where(scale > 0, values / scale.float(), 0).round().clamp(-8, 7).add(8).to(torch.uint8)
-        content.view(-1, 18)[:, :2] = scale.view(torch.uint8)
-        content.view(-1, 18)[:, 2:] = codes[:, ::2] | codes[:, 1::2] << 4
+        scale = _by_scales(content, tensor, lambda largest: (largest / 8).half())
+        content.view(-1, 18)[:, :2] = scale.contiguous().view(content.dtype)
     return content
 
 

@@ -100,7 +100,7 @@ def _with_midpoints(trial: Trial, model: Model) -> Model:
 
 def _nearest_steps(name: str, value: Array, content: bytes, dtype: str) -> list[Comparison]:
     """How many scales of a matrix in q8, or of blocks of 32 in q4, are above those by which the largest magnitude has 127 or 7 steps, how
-    many elements have another step than the nearest of theirs, and how many are further than half a step of that largest scale."""
+    many elements have another step than the nearest of theirs, and how many are further than half a step. NaN is above, and further."""
     flat = value.astype(np.float64).reshape(-1)
     blocks = flat[None] if dtype == "q8" else np.pad(flat, (0, -len(flat) % 32)).reshape(-1, 32)
     most, stored = (127, np.float32) if dtype == "q8" else (7, np.float16)
@@ -113,9 +113,9 @@ def _nearest_steps(name: str, value: Array, content: bytes, dtype: str) -> list[
     least = np.abs(blocks - np.clip(np.rint(blocks / np.where(steps > 0, steps, 1)), -most - (dtype == "q4"), most) * steps)
     errors, slack = np.abs(codes - blocks), 2.0**-21 * np.abs(blocks)  # a tie may go either way: the quotient is rounded to float32
     # The largest elements are so many steps away, and the scale is rounded by half of a unit in its last place.
-    half = (largest.astype(np.float64) + (most + 1) * np.spacing(largest).astype(np.float64))[:, None] / 2
+    half = (steps + (most + 1) * np.spacing(scales).astype(np.float64)[:, None]) / 2
     return [
-        *same(f"scales of {name}, above that of the largest magnitude", 0, int((scales > largest).sum())),
-        *same(f"{name}, elements that have another step than the nearest", 0, int((errors > least + slack).sum())),
-        *same(f"{name}, elements further than half a step", 0, int((errors > half + slack).sum())),
+        *same(f"scales of {name}, above that of the largest magnitude", 0, int((~(scales <= largest)).sum())),
+        *same(f"{name}, elements that have another step than the nearest", 0, int((~(errors <= least + slack)).sum())),
+        *same(f"{name}, elements further than half a step", 0, int((~(errors <= half + slack)).sum())),
     ]

@@ -25,14 +25,14 @@ TARGETS = ("q_v", "all", "k_proj,o_proj,up_proj", "v_proj,gate_proj,down_proj")
 POOLINGS = ("mean", "last")
 """Poolings by which rotations show; by the first token they do not, for it attends to itself alone."""
 CALLS = (
-    *(("train_batch", 3), ("train_batch", 4), ("accumulate", 1), ("accumulate", 4), ("apply", 0), ("train_batch", 2), ("train_batch", 3)),
-    ("forward_only", 4),
+    *(("train_batch", 3), ("train_batch", 4), ("accumulate", 1), ("accumulate", 4), ("accumulate", 4), ("apply", 0)),
+    *(("train_batch", 2), ("train_batch", 3), ("forward_only", 4)),
 )
 """Calls of a trainer with so many samples, of which three are computed at a time; the last one evaluates."""
-RATE_SET = 5
+RATE_SET = 6
 """Number of the call before which rate, decay, largest norm and class weights are set by hand and parameters get other memory, when a step
 has been captured and, where nothing moves, no state was loaded."""
-WEIGHTS_WRITTEN = (1, 6)
+WEIGHTS_WRITTEN = (1, 4, 7)
 """Numbers of the calls before which class weights are written to, those of the first call and those that were set."""
 WEIGHTS_EXCHANGED, WEIGHTS_BACK = 2, 3
 """Numbers of the calls before which others are put in the place of the first class weights, and these are put back."""

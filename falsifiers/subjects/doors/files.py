@@ -10,7 +10,7 @@ from blackswan.reference.table import Array
 Label = int | list[int]
 """A class, or of several labels a sample a 0 or 1 for each class."""
 NO_LABELS: tuple[Any, ...] = (0.9, 1.0, float("nan"), "1", None, -1, 64, 2**63)
-"""What is none of a few classes, and neither 0 nor 1."""
+"""These are no labels: none of them is an integer that numbers one of a few classes, or that is 0 or 1."""
 
 
 @dataclass(frozen=True)

@@ -144,8 +144,8 @@ class Block(Session):
 
     def _removing(self, remove: Callable[..., None]) -> Callable[..., None]:
         def removed(path: Any, *given: Any, **more: Any) -> None:
-            if Path(path) == self._folder / LOCK and self._kind == "sole_writer":
-                with Path(path).open() as lock:
+            if Path(os.fsdecode(path)) == self._folder / LOCK:
+                with (self._folder / LOCK).open() as lock:
                     self._removed_while_free += not _is_locked(lock.fileno())
             remove(path, *given, **more)
 
@@ -153,7 +153,7 @@ class Block(Session):
 
 
 def _is_locked(lock: int) -> bool:
-    """Whether somebody else holds the lock of an open file, by its descriptor."""
+    """Says whether somebody else holds the lock of the open file of that descriptor."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

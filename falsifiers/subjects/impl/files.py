@@ -1,5 +1,6 @@
 """Adapters, merged checkpoints and saved checkpoints, as `impl` writes and reads them."""
 
+import copy
 import ctypes
 import errno
 import gc
@@ -33,8 +34,8 @@ from blackswan.impl import adapter, apr_write, checkpoint, merge, tokens
 from blackswan.impl.classifier import Adaptation, Classifier
 from blackswan.reference.table import Array
 
-NAMES = (0, "safe"), (1, "unsafe")
-"""Labels of a classifier of transformers', by their numbers."""
+NAMED: dict[str, dict[Any, Any]] = {"id2label": {0: "safe", 1: "unsafe"}, "label2id": {"safe": 0, "unsafe": 1}}
+"""What a configuration of transformers' says of its two labels."""
 WRITES = {
     *("tempfile.mkdtemp", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod"),
     *("shutil.rmtree", "shutil.copyfile", "ctypes.dlsym"),
@@ -129,7 +130,7 @@ class Files(Door):
         """The head that a sequence classifier of transformers' in that dtype is given for an adapter, or for a merged model."""
         model, config = _prepared(folder, torch.nn.Linear(hidden, 2, bias=False, dtype=getattr(torch, dtype), device=self._device))
         weight, bias = (to_numpy(model.get_parameter(f"score.{name}").detach()) for name in ("weight", "bias"))
-        renamed = config.num_labels == len(NAMES) and config.id2label | config.label2id != dict(NAMES) | {name: i for i, name in NAMES}
+        renamed = config.num_labels == 2 and {key: getattr(config, key) for key in NAMED} != NAMED
         return PreparedHead(weight, bias, config.num_labels, getattr(model, "num_labels", 2), renamed)
 
     def prepared_places(self, folder: Path, hidden: int) -> list[str]:
@@ -239,7 +240,7 @@ class Files(Door):
 
 
 def _prepared(folder: Path, score: torch.nn.Linear) -> tuple[torch.nn.Module, SimpleNamespace]:
-    model, config = torch.nn.Module(), SimpleNamespace(num_labels=2, id2label=dict(NAMES), label2id={name: index for index, name in NAMES})
+    model, config = torch.nn.Module(), SimpleNamespace(num_labels=2, **copy.deepcopy(NAMED))
     model.score = score
     object.__setattr__(model, "config", config)  # transformers' is no module either
     adapter.prepare_sequence_classifier(model, folder)
