@@ -115,6 +115,17 @@ def training_keeps_every_view(train: Step, self: Any, batch: Any) -> Any:
     return train(self, batch)
 
 
+_MASKS: dict[int, torch.Tensor] = {}
+
+
+@wrong_step("impl.operations.attention:_require_room")
+def attention_keeps_every_length(require: Step, q: Any) -> None:
+    """A mask is kept for every length of a text that was ever seen."""
+    require(q)
+    if q.shape[1] not in _MASKS:
+        _MASKS[q.shape[1]] = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool).tril()
+
+
 @wrong_step("impl.optimiser:AdamW.step")
 def optimiser_takes_more_each_step(step: Step, self: Any, *given: Any) -> None:
     """A buffer as long as the steps so far, given back at once."""

@@ -49,7 +49,8 @@ MANY = (8, 33)
 """Micro-batches of a step, more than are held, after which a step's passes repeat themselves."""
 LOOKED_AT = (2**24, 2**25)
 """Numbers of a weight, more than are looked at together, and of one twice as large."""
-LENGTHS = 3
+LENGTHS, EVER_NEW = 3, 48
+"""Lengths that are seen again and again, and that are new to either half of a run."""
 STEPS = {"cpu": 30, "cuda": 1000}
 MEASURES = {"cpu": ("bytes", "tensors", "peak"), "cuda": ("bytes", "tensors", "reserved", "segments", "driver")}
 """What must not grow. A CPU's memory comes from the system's allocator, of which nobody counts what it holds in reserve."""
@@ -378,7 +379,8 @@ def published_layer_is_small(trial: Trial, *, model: str, most: float) -> list[C
 def steps_keep_nothing(trial: Trial) -> list[Comparison]:
     """Steps on batches of a few lengths, each seen several times before, leave no byte and no tensor more, and take no more at the peak.
 
-    The classifier is small, its micro-batches do not divide the batch, and the lengths are of three classes of what is packed.
+    The classifier is small, its micro-batches do not divide the batch, and the lengths are of three classes of what is packed. Of many
+    lengths, each seen once, a third as many tensors stay at most: what is kept for a length is let go some time.
     """
     rng, device = trial.rng("leak"), "cuda" if trial.on_gpu else "cpu"
     seq, warm_up, steps = 200, 4 * LENGTHS, STEPS[device]
@@ -391,7 +393,9 @@ def steps_keep_nothing(trial: Trial) -> list[Comparison]:
     for backend in trial.memory.backends:
         grown = trial.memory.grown(replace(work, backend=backend), lengths, warm_up, steps)
         found += same(backend, Growth(steps + warm_up, dict.fromkeys(MEASURES[device], 0)), grown)
-    return found
+    many = [int(each) for each in rng.permutation(np.arange(seq, 2 * seq))[: 2 * EVER_NEW]]
+    kept = trial.memory.kept_by_lengths(replace(work, batch=1, seq=2 * seq, micro=1), many)
+    return [*found, value_at_most(f"tensors more after {EVER_NEW} lengths more", kept, EVER_NEW // 3)]
 
 
 def step_stays_below(trial: Trial) -> Iterator[Comparison]:

@@ -168,11 +168,14 @@ def the_dead_hold_nothing(trial: Trial) -> Iterator[Comparison]:
         time.sleep(60)
 
     with _ledger(trial, [Card(20 * GIB, 20 * GIB)]) as ledger:
+        yield from same("before the first", [0], ledger.reserved())  # what is known of this process is not true of the one forked from it
         process = context.Process(target=hold, args=(ledger,))
         process.start()
         try:
             ready.wait(30)
             yield from same("while its holder lives", [count], ledger.reserved())
+            yield from same("of a process that ends as it is looked at", [0], ledger.unseen(ProcessLookupError()))
+            yield from _of_a_living_one_unseen(trial, ledger, count)
             process.kill()
             os.waitid(os.P_PID, int(process.pid or 0), os.WEXITED | os.WNOWAIT)  # it has ended, and its parent has not taken note
             yield from same("after its holder was killed", [0], ledger.reserved())
@@ -181,8 +184,6 @@ def the_dead_hold_nothing(trial: Trial) -> Iterator[Comparison]:
             process.join()
         for of_the_host in (True, False):
             ledger.acquire(0, count)
-            yield from same("of a process that ends as it is looked at", [0], ledger.unseen(ProcessLookupError()))
-            yield from _of_a_living_one_unseen(trial, ledger, count)
             ledger.restart(of_the_host=of_the_host)
             yield from same(f"of an earlier process of the same id, before a restart: {of_the_host}", [0], ledger.reserved())
         yield from _of_no_ledger(trial)

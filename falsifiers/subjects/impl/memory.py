@@ -167,6 +167,18 @@ class Memory(Door):
         with nullcontext() if work.backend == "fused" else dispatch.backend(work.backend):
             return self._grown(work, lengths, warm_up, steps)
 
+    def kept_by_lengths(self, work: Workload, lengths: Sequence[int]) -> int:
+        """How many tensors more live after a step on a batch of each of the second half of the lengths, by torch's operations, than after
+        those of the first half."""
+        counts = list[int]()
+        with dispatch.backend("torch"):
+            trainer = self._trainer(work)
+            for half in (lengths[: len(lengths) // 2], lengths[len(lengths) // 2 :]):
+                for length in half:
+                    trainer.train_batch(batch_of(replace(work, seq=length), self._device))
+                counts.append(_tensors())
+        return counts[1] - counts[0]
+
     def _grown(self, work: Workload, lengths: Sequence[int], warm_up: int, steps: int) -> Growth:
         if self._device.type == "cuda":
             trainer, batches = self._trainer(work), self._batches(work, lengths)
