@@ -95,6 +95,10 @@ def apr_left_overs_stay(remove: Step, folder: Path, prefix: str) -> None:
 wrong_step("impl.apr_write:fits", name="apr_nan_written", doc="NaN, which is not beyond any number, is written.")(
     lambda fits, dtype, tensor: fits(dtype, tensor.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf))
 )
+wrong_step(
+    "impl.apr_write:fits", name="apr_beyond_float32_written", doc="A number of float64 that float32 does not hold is written in q8."
+)(lambda fits, dtype, tensor: fits(dtype, tensor.clip(-3e38, 3e38) if dtype.name == "AprQ8" else tensor))
+
 
 
 def _by_scales(content: Any, tensor: Any, scales: Callable[[Any], Any]) -> Any:

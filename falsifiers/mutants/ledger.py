@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import re
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -196,6 +197,13 @@ def ledger_written_in_place(_: Step, self: Any, entries: Any) -> None:
     with path.open("w") as file:
         self._share(file)
         json.dump([vars(entry) for entry in entries], file)
+
+
+@wrong_step("impl.ledger:Ledger._write")
+def ledger_written_among_temporary_files(write: Step, self: Any, entries: Any) -> None:
+    """The partial file is one among temporary files, which may be on another disk than the ledger's."""
+    with tempfile.TemporaryFile():
+        write(self, entries)
 
 
 wrong_steps(

@@ -354,3 +354,12 @@ def decoder_with_a_trainable_head(correct: Step, self: Any, config: Any, *given:
     correct(self, config, *given, **options)
     if not config.tied:
         self.lm_head.weight.requires_grad_(True)
+
+
+@wrong_step("impl.decoder_optimiser:DecoderAdamW.step")
+def pretrain_moves_copies_of_turned_weights(step: Callable[..., None], self: Any, *given: Any) -> None:
+    """Weights that do not lie row by row in memory stay as they were: a copy of them is moved."""
+    turned = [(each, each.detach().clone()) for each in self.parameters.values() if not each.is_contiguous()]
+    step(self, *given)
+    for parameter, before in turned:
+        parameter.detach().copy_(before)

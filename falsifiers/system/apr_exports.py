@@ -69,9 +69,9 @@ def _largest_scales(trial: Trial, model: Model, folder: Path) -> list[Comparison
 
 
 def _not_finite(trial: Trial, model: Model, folder: Path) -> Iterator[Comparison]:
-    """A weight that is NaN or infinite, be it of a matrix or a vector, is refused in each dtype by its tensor's name."""
-    for number, name in ((np.nan, EMBEDDING), (-np.inf, "model.norm.weight")):
-        decoder = {**model.decoder, name: model.decoder[name].copy()}
+    """A weight that is NaN or infinite, or so in float32 alone, be it of a matrix or a vector, is refused in each dtype by its tensor's name."""
+    for number, name in ((np.nan, EMBEDDING), (-np.inf, "model.norm.weight"), (1e39, EMBEDDING)):
+        decoder = {**model.decoder, name: model.decoder[name].astype(np.float64)}
         decoder[name].reshape(-1)[-1] = number
         base = replace(model, decoder=decoder).write_checkpoint(folder / f"{number} in {name}")
         shutil.copyfile(CHECKPOINT / TOKENIZER, base / TOKENIZER)

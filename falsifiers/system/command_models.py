@@ -26,7 +26,7 @@ from blackswan.falsifiers.system.apr_spellings import CLASSES
 from blackswan.falsifiers.system.checkpoint_parts import as_in_a_cache
 from blackswan.falsifiers.system.command_problem import LONG, ODD, Small, options, piped, small, texts_of, tokenizer
 from blackswan.falsifiers.system.commands import Answers
-from blackswan.falsifiers.system.same import same, same_tensors
+from blackswan.falsifiers.system.same import NO_LETTER, same, same_tensors
 from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.table import Array
 
@@ -65,7 +65,7 @@ def models_are_whole(trial: Trial) -> Iterator[Comparison]:
     with small(trial, "quantised", quantised) as problem:
         yield from _merged_after_training(trial, problem, texts_of(rng, 3))
     with small(trial, "models", {"multi_label": False, "epochs": 1}) as problem:
-        _complete(problem.base, {"bos_token_id": 7, "eos_token_id": END, "initializer_range": 0.5, **OF_A_CLASSIFIER})
+        _complete(problem.base, {"bos_token_id": 7, "eos_token_id": END, "initializer_range": 0.5, "_name_or_path": f"mod{NO_LETTER}le", **OF_A_CLASSIFIER})
         as_in_a_cache(problem.base)
         texts = texts_of(rng, 6)
         labels = problem.labels(rng, 6)
@@ -128,12 +128,12 @@ def _merged_after_training(trial: Trial, problem: Small, texts: Sequence[str]) -
     The base is an .apr file, and its name a link to a file of another name, as in Hugging Face's cache. It is exported by that name as any
     other. What was merged is not trained.
     """
-    run, merged, apr = (problem.folder / name for name in ("new/runs/run", "models/merged", "model.apr"))
+    run, merged, apr = (problem.folder / name for name in ("new/runs/run", "models/merged", f"mod{NO_LETTER}le.apr"))
     _complete(problem.base, {"bos_token_id": 0, "eos_token_id": [END, OTHER_END]})
     trial.commands.run("export", f"--model={problem.base}", f"--output={apr}")
     apr.rename(problem.folder / "blob")
     apr.symlink_to("blob")
-    where = ["--model=model.apr", f"--corpus={problem.corpus('corpus', texts, [0, 1, 2])}", f"--output={run}"]
+    where = [f"--model={apr.name}", f"--corpus={problem.corpus('corpus', texts, [0, 1, 2])}", f"--output={run}"]
     with chdir(problem.folder):
         trial.commands.run("train", *where, *options({**problem.settings, "validation_fraction": 0.0}))
     trial.commands.run("merge", f"--adapter={run}", f"--output={merged}")
@@ -141,8 +141,8 @@ def _merged_after_training(trial: Trial, problem: Small, texts: Sequence[str]) -
     for output in (problem.folder / "of a link", again := problem.folder / "again.apr"):
         trial.commands.run("export", f"--model={apr}", f"--output={output}")
     found += _exported("folder of a link", problem, problem.folder / "of a link", "float32")
-    for path in (apr, apr.with_name(f"model.{TOKENIZER}")):
-        made = again.with_name(path.name.replace("model", "again"))
+    for path in (apr, apr.with_name(f"{apr.stem}.{TOKENIZER}")):
+        made = again.with_name(path.name.replace(apr.stem, "again"))
         found += same(f"{made.name}, of a link", path.read_bytes(), made.read_bytes() if made.is_file() else b"")
     count, written = sum(value.size for value in problem.model.decoder.values()), (run / "config.yaml").read_text().splitlines()
     found += same(

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.comparison import Comparison, value_at_least, value_inside
@@ -278,7 +279,8 @@ def _of_no_folder(trial: Trial) -> list[Comparison]:
         ledger = trial.reservations.ledger(folder, [Card(GIB, GIB)])
         usual = os.umask(0)
         try:
-            ledger.acquire(0, GIB)
+            with mock.patch.object(tempfile, "tempdir", f"{above}/of others"):  # which may be another disk, and full
+                ledger.acquire(0, GIB)
         finally:
             os.umask(usual)
         found = same("in a folder that was not there", [GIB], ledger.reserved())

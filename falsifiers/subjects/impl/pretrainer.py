@@ -211,9 +211,12 @@ class Pretrainer(Door):
         """The settings of a run, as Python makes them of those that are given."""
         return asdict(pretrain_run.PretrainSettings(**given))
 
-    def random(self, architecture: Architecture, seed: int) -> "TrainedDecoder":
-        """A decoder with random weights."""
-        return TrainedDecoder(self._random(architecture, seed))
+    def random(self, architecture: Architecture, seed: int, *, turned: bool = False) -> "TrainedDecoder":
+        """A decoder with random weights; `turned`, the matrices lie column by column in memory."""
+        decoder = self._random(architecture, seed)
+        for parameter in decoder.parameters() if turned else ():
+            parameter.data = parameter.data.t().contiguous().t()
+        return TrainedDecoder(decoder)
 
     def load(self, folder: Path, dtype: str = "float32", nf4: bool = False) -> "TrainedDecoder":
         """The decoder of a checkpoint, whose tokenizer can be read too."""
