@@ -1,5 +1,6 @@
 """Wrong blocks inside which something holds: one function of `impl` replaced each."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from threading import current_thread, main_thread
@@ -225,6 +226,18 @@ def compiler_is_lost_with_a_library(library: Step) -> Any:
     except ImportError:
         torch.compile = _compile_when_called  # type: ignore[assignment]
         raise
+
+
+wrong_step(
+    "impl.operations.nf4:_setting", name="compiler_is_lost_between_threads", doc="Two threads may import NF4's library at one time."
+)(lambda _: nullcontext())
+
+
+@wrong_step("impl.operations.nf4:_library")
+def import_logs_nothing_more(library: Step) -> Any:
+    """A warning of NF4's library is kept from the log by keeping all warnings from it."""
+    logging.disable(logging.WARNING)
+    return getattr(library, "__wrapped__", library)()
 
 
 wrong_steps(

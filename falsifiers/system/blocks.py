@@ -29,8 +29,9 @@ def innermost_holds(trial: Trial) -> Iterator[Comparison]:
     says, or adds to the others, as it did by itself, and a thread that begins there sees it too, and so does the one of two whose other has
     ended though it began first; and outside of all it is what it was
     before. So is torch's compiler, which another function stands for while a library is imported, where that succeeds and where not, and
-    the backend, which an estimate chooses for itself."""
-    yield from same("torch's compiler after an import", {"there": True, "missing": True}, trial.devices.compilers_after_imports())
+    where two threads import it, and what the program logs; and so is the backend, which an estimate chooses for itself."""
+    kept = dict.fromkeys(("there", "missing", "two threads"), True)
+    yield from same("torch's compiler and what is logged after an import", kept, trial.devices.settings_after_imports())
     for chosen, (before, *after) in trial.devices.backends_after_estimates().items():
         yield from same(f"what computes by {chosen} after estimates", [before, before], after)
     for kind in trial.devices.block_kinds:

@@ -6,6 +6,7 @@ Not `Linear4bit`: in evaluation on a CPU with AVX512-BF16 it repacks its weight 
 import functools
 import logging
 from collections.abc import Callable
+from threading import Lock
 from types import ModuleType
 from typing import Any
 
@@ -20,15 +21,20 @@ GROUP_SIZE, LARGEST_READ = 256, 1024
 """Blocks that have a scale together; and the largest blocks that the library is given to dequantise."""
 
 
+_setting = Lock()
+"""Held while torch has a compiler or a default dtype that is put back: of two threads the later one would put back the earlier one's."""
+
+
 @functools.cache
 def _library() -> ModuleType:
     # On some CPUs the import warns that a fused 4-bit product is missing; the functional interface does not use it.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-    compile_at_once, torch.compile = torch.compile, _compile_when_called  # type: ignore[assignment]
-    try:
-        import bitsandbytes.functional  # only where NF4 is used
-    finally:
-        torch.compile = compile_at_once
+    with _setting:
+        compile_at_once, torch.compile = torch.compile, _compile_when_called  # type: ignore[assignment]
+        try:
+            import bitsandbytes.functional  # only where NF4 is used
+        finally:
+            torch.compile = compile_at_once
     return bitsandbytes.functional
 
 
@@ -56,12 +62,14 @@ def nf4_quantize(weight: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
 
 @kept_on_devices
 def _nf4_midpoints(device: torch.device) -> Tensor:
-    library, usual = _library(), torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)  # in which the library makes the codebook
-    try:
-        codebook: Tensor = library.get_4bit_type("nf4", device=device)
-    finally:
-        torch.set_default_dtype(usual)
+    library = _library()
+    with _setting:
+        usual = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)  # in which the library makes the codebook
+        try:
+            codebook: Tensor = library.get_4bit_type("nf4", device=device)
+        finally:
+            torch.set_default_dtype(usual)
     return (codebook[:-1] + codebook[1:]) / 2
 
 

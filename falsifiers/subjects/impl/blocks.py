@@ -1,8 +1,11 @@
 """Blocks of `impl` inside which something holds, and what a program sees of it."""
 
+import builtins
 import fcntl
+import logging
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +25,9 @@ from blackswan.impl.operations import nf4
 from blackswan.impl.validation import NonFiniteError
 
 CHOICES = ("torch", "triton", "auto")
+LIBRARY = "bitsandbytes.functional"
+LONGEST, MOMENT = 60.0, 0.1
+"""Seconds that an import may take, and that one thread is given to come to it beside another."""
 
 
 class Block(Session):
@@ -184,14 +190,41 @@ def _computing() -> dict[str, str]:
     return {kind: dispatch.backend_on(torch.device(kind)) for kind in ("cpu", "cuda")}
 
 
-def compilers_after_imports() -> dict[str, bool]:
-    """Whether torch's compiler is the one that it was when the library of NF4 has been imported, and when it could not be."""
-    load, kept, found = getattr(nf4._library, "__wrapped__", nf4._library), torch.compile, dict[str, bool]()
-    missing: AbstractContextManager[Any] = mock.patch.dict(sys.modules, {"bitsandbytes.functional": None})
-    worlds: dict[str, AbstractContextManager[Any]] = {"there": nullcontext(), "missing": missing}
-    for name, world in worlds.items():
-        with mock.patch.object(torch, "compile", kept):
+def settings_after_imports() -> dict[str, bool]:
+    """Whether torch's compiler and what is logged are as they were when the library of NF4 has been imported, when it could not be, and
+    when two threads have imported it, of which the later one begins and ends after the other."""
+    load, kept, found = getattr(nf4._library, "__wrapped__", nf4._library), _settings(), dict[str, bool]()
+    missing: AbstractContextManager[Any] = mock.patch.dict(sys.modules, {LIBRARY: None})
+    for name, world in {"there": nullcontext(), "missing": missing, "two threads": nullcontext()}.items():
+        with mock.patch.object(torch, "compile", kept[0]):
             with world, suppress(ImportError):
-                load()
-            found[name] = torch.compile is kept
+                _by_two(load) if name == "two threads" else load()
+            found[name] = _settings() == kept
+        logging.disable(kept[1])
     return found
+
+
+def _settings() -> tuple[Any, ...]:
+    return torch.compile, logging.root.manager.disable, logging.root.level, list(logging.root.handlers)
+
+
+def _by_two(load: Callable[[], object]) -> None:
+    """Calls it in two threads, of which the second begins when the first one imports, and imports when it has ended."""
+    real, at_import, both = builtins.__import__, threading.Event(), threading.Barrier(2)
+    first, second = (threading.Thread(target=load) for _ in range(2))
+
+    def imports(name: str, *given: Any, **named: Any) -> Any:
+        if name == LIBRARY:
+            at_import.set()
+            with suppress(threading.BrokenBarrierError):
+                both.wait(MOMENT)  # where they do not wait for each other
+            if threading.current_thread() is second:
+                first.join(LONGEST)
+        return real(name, *given, **named)
+
+    with mock.patch.object(builtins, "__import__", imports):
+        first.start()
+        at_import.wait(LONGEST)
+        second.start()
+        for thread in (first, second):
+            thread.join(LONGEST)

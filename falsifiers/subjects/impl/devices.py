@@ -23,7 +23,7 @@ from torch import Tensor
 from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of, to_numpy
 from blackswan.falsifiers.subjects.doors.devices import TABLE, Chosen, OnCards, Plant, Workload
 from blackswan.falsifiers.subjects.impl import Door
-from blackswan.falsifiers.subjects.impl.blocks import KINDS, Block, backends_after_estimates, compilers_after_imports
+from blackswan.falsifiers.subjects.impl.blocks import KINDS, Block, backends_after_estimates, settings_after_imports
 from blackswan.falsifiers.subjects.impl.hand_written import Steps
 from blackswan.falsifiers.subjects.impl.large import changed_when_repeated, last_rows
 from blackswan.falsifiers.subjects.impl.openings import Opening
@@ -263,9 +263,10 @@ class Devices(Door):
         """Blocks of that kind, to be entered one within another; some are about a folder."""
         return Block(kind, folder)
 
-    def compilers_after_imports(self) -> dict[str, bool]:
-        """Whether torch's compiler is as before when a library was imported that is there, and when one is missing."""
-        return compilers_after_imports()
+    def settings_after_imports(self) -> dict[str, bool]:
+        """Whether torch's compiler and what is logged are as before when a library was imported that is there, when one is missing, and when
+        two threads imported it."""
+        return settings_after_imports()
 
     def backends_after_estimates(self) -> dict[str, list[dict[str, str]]]:
         """By each backend that is chosen, what two kinds of device compute with before an estimate and after each of two, of which the last
