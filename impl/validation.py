@@ -70,8 +70,15 @@ def require_above_zero(name: str, value: Tensor) -> None:
         raise ValueError(f"{name}{list(index)} is {value[index].item()}; expected a positive finite number")
 
 
+def require_integers(name: str, value: Tensor) -> None:
+    """Raises a ValueError for a tensor of another kind of number: cut to integers, 0.9 would be 0."""
+    if value.is_floating_point():
+        raise ValueError(f"{name} has dtype {value.dtype}; expected integers")
+
+
 def require_below(name: str, value: Tensor, limit: int, what: str) -> None:
-    """Raises a ValueError that names the first entry of the integer tensor `value` outside 0 … limit − 1."""
+    """Raises a ValueError for a tensor that is not of integers, and one that names the first entry outside 0 … limit − 1."""
+    require_integers(name, value)
     if not _enabled or value.numel() == 0:
         return
     wrong = (value < 0) | (value >= limit)

@@ -118,6 +118,10 @@ wrong_step("impl.operations.nf4:require_block_size", name="operations_take_any_b
 wrong_step("impl.kernels.functions:require_block_size", name="kernels_take_any_block", doc="A kernel's blocks of NF4 may have any size.")(
     lambda *_: None
 )
+wrong_step("impl.kernels.functions:require_integers", name="kernels_cut_positions", doc="A kernel rotates by positions cut to integers.")(
+    lambda *_: None
+)
+wrong_step("impl.validation:require_integers", name="kernels_cut_labels", doc="A kernel cuts labels to integers.")(lambda *_: None)
 wrong_step("impl.validation:require_positive", name="operations_average_none", doc="Gradients of no sample are averaged.")(lambda *_: None)
 wrong_step("impl.validation:require_finite_norm", name="operations_overflow_in_silence", doc="Gradients are clipped by an infinite norm.")(
     lambda *_: None

@@ -67,6 +67,7 @@ def _whole(rng: Generator) -> dict[str, dict[str, Any]]:
         "embedding": {"input_ids": ids, "weight": _normal(rng, vocab, 4)},
         "pool": {"x": _normal(rng, batch, seq, 4), "mask": mask, "mode": "mean"},
         "attention": {"q": _normal(rng, batch, seq, 6, 4), **{name: _normal(rng, batch, seq, 3, 4) for name in "kv"}, "mask": mask},
+        "rope": {"x": _normal(rng, batch, seq, 2, 4), "positions": np.arange(batch * seq).reshape(batch, seq), "theta": 1e4},
         "nf4_quantize": {"weight": _normal(rng, rows, columns), "block_size": BLOCK},
         "nf4_dequantize": {
             "codes": rng.integers(0, 256, rows * columns // 2).astype(np.uint8),
@@ -89,7 +90,7 @@ def _of_losses(rng: Generator, whole: dict[str, dict[str, Any]]) -> Iterator[Bad
     for shape in (1, classes + 1, (1, classes), (classes, 1)):
         yield "weighted_cross_entropy", {"class_weights": np.ones(shape, np.float32)}, "class_weights"
     for operation in ("weighted_cross_entropy", "cross_entropy_per_sample"):
-        yield from ((operation, {"labels": each}, "label") for each in (labels[:1], labels[:, None], labels[None]))
+        yield from ((operation, {"labels": each}, "label") for each in (labels[:1], labels[:, None], labels[None], labels + 0.25))
         yield from (_with(operation, "labels", rng, labels, value, f".* from 0 to {classes - 1}$") for value in (-1, classes))
         yield operation, {"logits": logits[:0], "labels": labels[:0]}, "empty"
     targets = whole["bce_with_logits"]["targets"]
@@ -106,10 +107,12 @@ def _of_models(whole: dict[str, dict[str, Any]]) -> Iterator[Bad]:
     vocab, ids = len(whole["embedding"]["weight"]), whole["embedding"]["input_ids"]
     for operation in ("embedding", "lm_cross_entropy"):
         others = (np.where(ids == ids[-1, -1], value, ids) for value in (-1, vocab))
+        yield operation, {"input_ids": ids + 0.25}, "input_ids"
         yield from ((operation, {"input_ids": each}, _named("input_ids", ids, each) + f".* from 0 to {vocab - 1}$") for each in others)
     yield from (("pool", {"mode": mode}, "pooling") for mode in ("max", "", "Mean"))
     last = np.arange(len(ids)) == len(ids) - 1
     yield "pool", {"mask": ~last[:, None] & whole["pool"]["mask"]}, rf"mask\[{len(ids) - 1}\]"
+    yield "rope", {"positions": whole["rope"]["positions"] + 0.25}, "positions"
     yield from (("attention", {"q": whole["attention"]["q"][:, :, :heads]}, "multiple") for heads in (5, 2))
     for block_size in (0, 1, 48, 8192):
         yield from ((operation, {"block_size": block_size}, "block size") for operation in ("nf4_quantize", "nf4_dequantize"))

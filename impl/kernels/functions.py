@@ -15,6 +15,7 @@ from blackswan.impl.config import RopeScaling
 from blackswan.impl.kernels import cross_entropy, nf4_dequantize, rms_norm, rope, swiglu
 from blackswan.impl.operations import losses
 from blackswan.impl.operations.nf4 import require_block_size
+from blackswan.impl.validation import require_integers
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -108,6 +109,7 @@ def _rope(x: Tensor, positions: Tensor, theta: float, **scaling: Any) -> Tensor:
             f"positions have shape {list(positions.shape)} and x {list(x.shape)}: expected [batch, seq] and [batch, seq, heads, d]"
         )
     tokens = x.reshape(-1, *x.shape[2:]).contiguous()
+    require_integers("positions", positions)
     flat = positions.to(torch.int64).reshape(-1).contiguous()
     y: Tensor = _Rope.apply(tokens, flat, float(theta), RopeScaling(**scaling) if scaling else None)
     return y.view(x.shape)

@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from blackswan.impl.config import RopeScaling
 from blackswan.impl.host import available_memory
 from blackswan.impl.operations.precision import compute_dtype, widen
+from blackswan.impl.validation import require_integers
 
 BYTES_A_SCORE, LITTLE = 8, 2**30
 """Bytes for each pair of tokens: the mask as truth values, three times, and as a number of the scores; and what is not worth a look."""
@@ -20,9 +21,10 @@ BYTES_A_SCORE, LITTLE = 8, 2**30
 def rope(x: Tensor, positions: Tensor, theta: float, **scaling: Any) -> Tensor:
     """Rotates the pairs (i, i + d/2) of x [batch, seq, heads, d] by position · θ^(−2i/d) (Su et al. 2021).
 
-    positions [batch, seq] are integers; `scaling` has all fields of `impl.config.RopeScaling`, or none. Angles, cosines and sines are
+    positions [batch, seq] are integers, a ValueError otherwise; `scaling` has all fields of `impl.config.RopeScaling`, or none. Angles, cosines and sines are
     float64 and rounded once, because float32 angles lose whole digits at positions in the thousands.
     """
+    require_integers("positions", positions)
     half = x.shape[-1] // 2
     angle = positions[..., None].to(torch.float64) * frequencies(half, theta, RopeScaling(**scaling) if scaling else None, x.device)
     table_dtype = compute_dtype(x.dtype)
