@@ -100,7 +100,6 @@ wrong_step(
 )(lambda fits, dtype, tensor: fits(dtype, tensor.clip(-3e38, 3e38) if dtype.name == "AprQ8" else tensor))
 
 
-
 def _by_scales(content: Any, tensor: Any, scales: Callable[[Any], Any]) -> Any:
     """Gives each element of AprQ4's content the step by the scale that a function makes of its block's largest magnitude; the scales."""
     import torch

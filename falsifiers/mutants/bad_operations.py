@@ -122,6 +122,9 @@ wrong_step("impl.kernels.functions:require_integers", name="kernels_cut_position
     lambda *_: None
 )
 wrong_step("impl.validation:require_integers", name="kernels_cut_labels", doc="A kernel cuts labels to integers.")(lambda *_: None)
+wrong_step("impl.operations.attention:require_integers", name="operations_take_any_numbers", doc="Positions may be fractions.")(
+    lambda *_: None
+)
 wrong_step("impl.validation:require_positive", name="operations_average_none", doc="Gradients of no sample are averaged.")(lambda *_: None)
 wrong_step("impl.validation:require_finite_norm", name="operations_overflow_in_silence", doc="Gradients are clipped by an infinite norm.")(
     lambda *_: None

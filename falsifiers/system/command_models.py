@@ -65,7 +65,10 @@ def models_are_whole(trial: Trial) -> Iterator[Comparison]:
     with small(trial, "quantised", quantised) as problem:
         yield from _merged_after_training(trial, problem, texts_of(rng, 3))
     with small(trial, "models", {"multi_label": False, "epochs": 1}) as problem:
-        _complete(problem.base, {"bos_token_id": 7, "eos_token_id": END, "initializer_range": 0.5, "_name_or_path": f"mod{NO_LETTER}le", **OF_A_CLASSIFIER})
+        _complete(
+            problem.base,
+            {"bos_token_id": 7, "eos_token_id": END, "initializer_range": 0.5, "_name_or_path": f"mod{NO_LETTER}le", **OF_A_CLASSIFIER},
+        )
         as_in_a_cache(problem.base)
         texts = texts_of(rng, 6)
         labels = problem.labels(rng, 6)

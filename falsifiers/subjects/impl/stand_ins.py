@@ -127,6 +127,8 @@ def misuses() -> Iterator[Answer]:
         ("another shape", "swiglu", {"gate": gate, "up": gate.reshape(3, 2, 4)}),
         ("positions of another shape", "rope", {"x": x, "positions": torch.arange(6).view(3, 2), "theta": 50.0}),
         ("blocks of 16", "nf4_dequantize", {**_stored(16), "rows": 6, "columns": 32, "block_size": 16}),
+        ("positions of fractions", "rope", {"x": x, "positions": torch.full((2, 3), 0.5), "theta": 50.0}),
+        ("labels of fractions", "weighted_cross_entropy", {"logits": _drawn(5, 3), "labels": torch.full((5,), 0.9)}),
         ("an odd head", "rope", {"x": x[..., :3], "positions": torch.arange(6).view(2, 3), "theta": 50.0}),
     ]
     for value in (float("inf"), float("nan")):
