@@ -327,6 +327,15 @@ def changed_apr_files_read(read: Step, file: Path, start: int, length: int, _: A
 
 
 @wrong_step("impl.checkpoint:read_span")
+def unreadable_files_have_changed(read: Step, file: Path, *given: Any) -> Any:
+    """A file of weights that the system cannot open is said to have changed, which sends a user round in circles."""
+    try:
+        return read(file, *given)
+    except OSError:
+        raise ValueError(f"{file}: changed since its header was read") from None
+
+
+@wrong_step("impl.checkpoint:read_span")
 def files_changed_in_seconds(read: Step, file: Path, start: int, length: int, state: tuple[int, int]) -> Any:
     """The time of a file's last change is compared in whole seconds."""
     size, when = _state_now(file)

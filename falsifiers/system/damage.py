@@ -1,7 +1,9 @@
 """Damaged folders of checkpoints and adapters, and names of no device: each is refused with a word of its cause."""
 
+import errno
 import json
 import os
+import re
 import shutil
 import struct
 import tempfile
@@ -9,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -328,7 +330,7 @@ def changed_meanwhile(trial: Trial, model: Path, file: Path) -> Iterator[Compari
     """A model one of whose files is written, replaced, cut or removed once its header was read, after it was opened, or as a tensor is
     read: it is refused by that file's name. It is read where nothing but the rights of the file has changed.
 
-    What is written differs by a nanosecond in its time alone, later or earlier, and what is cut in its size alone.
+    What the system says of a file that it cannot open is said again. What is written differs by a nanosecond in its time alone, later or earlier, and what is cut in its size alone.
     """
     stored, other = file.read_bytes(), file.with_name("another")
 
@@ -348,6 +350,13 @@ def changed_meanwhile(trial: Trial, model: Path, file: Path) -> Iterator[Compari
             refused = (file.name, "ValueError|OSError") if "early" in moment else (f"{file.name}.*changed", "ValueError")
             yield trial.refuses(f"{name} {when}", ask, *refused)
     file.write_bytes(stored)
+    for code in (errno.EMFILE, errno.EIO):
+
+        def fail(error: OSError) -> NoReturn:
+            raise error
+
+        ask = partial(trial.files.read_checkpoint, model, meanwhile=partial(fail, OSError(code, os.strerror(code))), late=file)
+        yield trial.refuses(f"{errno.errorcode[code]} as a tensor is read", ask, re.escape(os.strerror(code)), "OSError")
     whole = trial.files.read_checkpoint(model)
     yield from same(f"{file.name} with other rights", whole, trial.files.read_checkpoint(model, meanwhile=partial(file.chmod, 0o600)))
 
