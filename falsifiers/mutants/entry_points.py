@@ -55,6 +55,12 @@ wrong_step("impl.pipeline:trainable_shapes", name="trainable_count_without_bias"
 )
 
 
+@wrong_step("impl.classifier:Classifier.trainable_parameters")
+def trainable_parameters_kept(right: Any, self: Any) -> Any:
+    """The dictionary of trained parameters is made once, and everybody who asks is given that one, to take out what he likes."""
+    return vars(self).setdefault("_given", right(self))
+
+
 @wrong_step("impl.trainer:Trainer.forward_only", "S13")
 def evaluation_reads_the_training_logits(forward_only: Any, trainer: Any, batch: Any, probabilities: bool = False) -> Any:
     """The loss of an evaluation is a thousandth of what it should be after a step."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -278,3 +279,12 @@ def apr_converted_ahead_of_a_slow_disk(save: Step, path: Any, checkpoint: Any, m
 
         with mock.patch.object(apr_write, "_content", taken):
             save(path, checkpoint, metadata, dtype)
+
+
+@wrong_step("impl.checkpoint:read_span")
+def tensors_read_by_way_of_bytes(read: Step, file: Path, start: int, length: int, *given: Any) -> Any:
+    """A tensor's bytes are read by Python first, and then copied."""
+    held = file.read_bytes()[start : start + length]
+    found = read(file, start, length, *given)
+    del held
+    return found

@@ -170,3 +170,17 @@ def answers_of_threads_mixed(_: Step, self: Any, texts: Any) -> Any:
         given = self.tokens.batch(texts[start : start + self.config.batch_size])
         rows.append(self.classifier(*(each.to(self.device) for each in given)).detach().cpu())
     return torch.cat(rows)
+
+
+@wrong_step("impl.decoder:frozen")
+def frozen_for_everybody(frozen: Step, tensor: Tensor) -> Any:
+    """A tensor that a model is made of requires no gradient any more, also where somebody trains it."""
+    return frozen(tensor.requires_grad_(False))
+
+
+@wrong_step("impl.classifier:Classifier.__init__")
+def heads_of_tied_models_refused(init: Any, self: Any, config: Any, adaptation: Any, base: Any, *given: Any, **options: Any) -> None:
+    """A head of a language model is refused beside the embedding that it is tied to, as such a model's state has it."""
+    if config.tied and "lm_head.weight" in base:
+        raise ValueError("unexpected tensor 'lm_head.weight'")
+    init(self, config, adaptation, base, *given, **options)

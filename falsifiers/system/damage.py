@@ -330,7 +330,8 @@ def changed_meanwhile(trial: Trial, model: Path, file: Path) -> Iterator[Compari
     """A model one of whose files is written, replaced, cut or removed once its header was read, after it was opened, or as a tensor is
     read: it is refused by that file's name. It is read where nothing but the rights of the file has changed.
 
-    What the system says of a file that it cannot open is said again. What is written differs by a nanosecond in its time alone, later or earlier, and what is cut in its size alone.
+    What is written differs by a nanosecond in its time alone, later or earlier, and what is cut in its size alone. What the system says of
+    a file that it cannot open is said again.
     """
     stored, other = file.read_bytes(), file.with_name("another")
 

@@ -154,15 +154,18 @@ def _report(trial: Trial, problem: SmallRun, pipeline: Pipeline, call: str, own:
 
 
 def trainable_count_is_the_formulas(trial: Trial) -> Iterator[Comparison]:
-    """Σ r · (in + out) + hidden · classes + classes is the length of the gradient vector, and the number that the summary states."""
+    """Σ r · (in + out) + hidden · classes + classes is the length of the gradient vector, and the number that the summary states and that
+    an adapter holds, also where a program took parameters out of those that it was given."""
     problem = small_run(trial)
     pipeline = trial.trainer.pipeline(problem)
+    pipeline.take_parameters_out()
     pipeline.accumulate([0])
     targets = ("q_proj", "v_proj") if problem.settings["lora_targets"] == "q_v" else ("_proj",)
     shapes = [value.shape for name, value in problem.parameters.items() if name.removesuffix(".weight").endswith(targets)]
     expected = sum(problem.settings["lora_rank"] * sum(shape) for shape in shapes if len(shape) == 2)
     expected += problem.architecture["hidden"] * problem.classes + problem.classes
     yield from same("length of the gradient vector", expected, len(pipeline.gradient_vector()))
+    yield from same("numbers of an adapter that is saved", expected, sum(value.size for value in pipeline.saved().values()))
     if f"{expected:,} trainable" not in pipeline.summary():
         yield broken("summary", "another number of trainable parameters", f"{expected:,} trainable", pipeline.summary())
 

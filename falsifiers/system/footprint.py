@@ -346,6 +346,7 @@ def quantised_one_at_a_time(trial: Trial) -> Iterator[Comparison]:
     yield value_at_most("beyond what stays, in largest projections", max(0, loaded.peak - loaded.resident) / largest, 6)
     for name, beyond in opened.items():
         yield value_at_most(f"beyond what stays of a {name} pipeline, in largest projections", beyond / largest, 6)
+    yield _read_once(trial)
     for name in ("merged", "saved"):
         beyond = written[name] - sum(value.nbytes for value in tensors.values())
         yield value_at_most(f"beyond what is {name}, in largest projections", max(0, beyond) / largest, 6)
@@ -353,6 +354,16 @@ def quantised_one_at_a_time(trial: Trial) -> Iterator[Comparison]:
     small, large = map(trial.memory.looked_at, LOOKED_AT)
     for name, peak in large.items():
         yield value_at_most(f"{name} of a weight twice as large: what it takes more, in MB", (peak - small[name]) / MEGABYTE, 16)
+
+
+def _read_once(trial: Trial) -> Comparison:
+    """A tensor is read into its own memory, and nowhere else before."""
+    work = replace(SMALL, vocab=2**17)
+    tensors, _ = split(work, drawn(trial.rng("large embedding"), work))
+    with tempfile.TemporaryDirectory() as folder:
+        _write_shards(Path(folder), tensors, work, shards=1)
+        held, size = trial.memory.read(Path(folder))
+    return value_at_most("held beside a tensor while it is read, in its bytes", held / size - 1, 0.25)
 
 
 def _write_shards(folder: Path, tensors: Mapping[str, Array], work: Workload, shards: int) -> None:

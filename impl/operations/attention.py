@@ -21,8 +21,8 @@ BYTES_A_SCORE, LITTLE = 8, 2**30
 def rope(x: Tensor, positions: Tensor, theta: float, **scaling: Any) -> Tensor:
     """Rotates the pairs (i, i + d/2) of x [batch, seq, heads, d] by position · θ^(−2i/d) (Su et al. 2021).
 
-    positions [batch, seq] are integers, a ValueError otherwise; `scaling` has all fields of `impl.config.RopeScaling`, or none. Angles, cosines and sines are
-    float64 and rounded once, because float32 angles lose whole digits at positions in the thousands.
+    positions [batch, seq] are integers, a ValueError otherwise; `scaling` has all fields of `impl.config.RopeScaling`, or none. Angles,
+    cosines and sines are float64 and rounded once, because float32 angles lose whole digits at positions in the thousands.
     """
     require_integers("positions", positions)
     half = x.shape[-1] // 2

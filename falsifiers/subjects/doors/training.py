@@ -270,6 +270,9 @@ class Pipeline(Protocol):
     def gradient_vector(self) -> Array:
         """The mean gradient of what was accumulated."""
 
+    def take_parameters_out(self) -> None:
+        """Takes all parameters out of what says which are trained."""
+
     def apply_gradient_vector(self, vector: Array) -> Passed:
         """The step with a gradient."""
 

@@ -264,8 +264,8 @@ class Devices(Door):
         return Block(kind, folder)
 
     def settings_after_imports(self) -> dict[str, bool]:
-        """Whether torch's compiler and what is logged are as before when a library was imported that is there, when one is missing, and when
-        two threads imported it."""
+        """Whether torch's compiler and what is logged are as before when a library was imported that is there, when one is missing, and
+        when two threads imported it."""
         return settings_after_imports()
 
     def backends_after_estimates(self) -> dict[str, list[dict[str, str]]]:

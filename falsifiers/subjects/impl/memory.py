@@ -2,7 +2,9 @@
 
 import gc
 import json
+import math
 import tempfile
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -210,6 +212,18 @@ class Memory(Door):
         absmax = {name: value.cpu().numpy() for name, value in tensors.items() if name.endswith(".quantized.absmax")}
         resident = sum(value.nbytes for value in tensors.values() if value.device.type == "cpu")
         return Quantised(taken["peak"], resident, {name.removesuffix(".quantized.absmax"): value for name, value in absmax.items()})
+
+    def read(self, folder: Path) -> tuple[int, int]:
+        """The most bytes that the host's allocator and Python hold while the largest tensor of a checkpoint is read, and the tensor's."""
+        stored = checkpoint.load_checkpoint(folder).tensors
+        name = max(stored, key=lambda name: math.prod(stored.shapes[name]))
+        tracemalloc.start()
+        try:
+            with allocated(torch.device("cpu"), _sizes(folder)) as taken:
+                size = stored[name].nbytes
+            return taken["peak"] + tracemalloc.get_traced_memory()[1], size
+        finally:
+            tracemalloc.stop()
 
     def written(self, folder: Path) -> dict[str, int]:
         """The host's allocator at the peak where a checkpoint is written as an .apr file, as another folder, and merged with an update.

@@ -132,11 +132,14 @@ class Hand(Session):
         self._held["class weights"] = torch.arange(1, work.classes + 1, device=place) / work.classes
         if kind in _GIVEN:
             self._held |= {name: value.clone() for name, value in _GIVEN[kind](work, self._held, place).items()}
+        for name, value in self._held.items():
+            value.requires_grad_(name.startswith(BASE))  # a model may be made of one that is trained elsewhere
         self._used: list[Used] = []
 
     def content(self) -> dict[str, Array]:
-        """The tensors that were handed over, as they are."""
-        return _copied(self._held)
+        """The tensors that were handed over, as they are, and which of them require a gradient."""
+        trained = {f"{name} requires a gradient": np.asarray(value.requires_grad) for name, value in self._held.items()}
+        return {**_copied(self._held), **trained}
 
     def open(self) -> int:
         """Makes one more object of the tensors; its number."""
@@ -181,7 +184,9 @@ def _batch(held: Tensors) -> Batch:
 
 
 def _trainer(work: Workload, held: Tensors, place: torch.device) -> Trainer:
-    return trainer_of(work, _plain(held, BASE), _plain(held), place)
+    """Among what it is made of is a head of a language model, as in the weights of one whose head is tied too."""
+    base = _plain(held, BASE)
+    return trainer_of(work, {"lm_head.weight": base["model.embed_tokens.weight"], **base}, _plain(held), place)
 
 
 def _stepped(trainer: Trainer, held: Tensors) -> dict[str, Tensor]:

@@ -153,6 +153,10 @@ class Pipeline(Session):
         """The mean gradient of what was accumulated."""
         return np.array(self._pipeline.gradient_vector().cpu())
 
+    def take_parameters_out(self) -> None:
+        """Takes all parameters out of what says which are trained, as a program does that trains others alone."""
+        self._pipeline.classifier.trainable_parameters().clear()
+
     def apply_gradient_vector(self, vector: Array) -> told.Passed:
         """The step with a gradient."""
         return _passed(self._pipeline.apply_gradient_vector(torch.tensor(vector, device=self._pipeline.device)))
