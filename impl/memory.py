@@ -4,8 +4,7 @@ A whole optimiser step of the real trainer is run on tensors that have shapes an
 and go: what is counted is what the implementation does, not a formula beside it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ from blackswan.impl import dispatch
 from blackswan.impl.allocations import BLOCK, DEQUANTIZED, WORKING, Allocations, kernels_of
 from blackswan.impl.classifier import Adaptation, Classifier, base_shapes, trainable_shapes
 from blackswan.impl.config import DecoderConfig
-from blackswan.impl.tensors import LazyTensors, Shapes
+from blackswan.impl.tensors import LazyTensors, Shapes, with_gradients
 from blackswan.impl.trainer import HELD, Batch, MicroResult, Trainer
 from blackswan.impl.validation import unchecked
 
@@ -78,13 +77,6 @@ def estimate(
         trainer = _trainer(classifier, batch, multi_label, allocations)
         _step(trainer, (batch, seq), accumulation, allocations)
     return estimate_of(allocations, device)  # while the trainer lives, whose tensors are those that stay
-
-
-@contextmanager
-def with_gradients() -> Iterator[None]:
-    """Inside the block automatic differentiation is on, whatever the caller has switched off."""
-    with torch.inference_mode(False), torch.enable_grad():
-        yield
 
 
 def require_counts(**counts: int) -> None:

@@ -3,6 +3,7 @@
 import functools
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -81,3 +82,10 @@ def kept_on_devices(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     constant.cache_clear = keeping.cache_clear  # type: ignore[attr-defined]  # as functions of functools.cache have it
     return constant
+
+
+@contextmanager
+def with_gradients() -> Iterator[None]:
+    """Inside the block automatic differentiation is on, whatever the caller has switched off."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield

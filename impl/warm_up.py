@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from blackswan.impl.config import DecoderConfig
-from blackswan.impl.tensors import LazyTensors, Shapes
+from blackswan.impl.tensors import LazyTensors, Shapes, with_gradients
 
 COLD = ("cpu",)
 """Kinds of device for which nothing is compiled and no handle made."""
@@ -35,7 +35,8 @@ def warmed(device: torch.device, rehearse: Callable[[], object], load: Callable[
     if device.type in COLD:
         return load()
     try:
-        rehearse()
+        with with_gradients():
+            rehearse()
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise WarmUpFailed(

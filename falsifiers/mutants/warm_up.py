@@ -1,6 +1,7 @@
 """Wrong orders of warming a device up and putting weights there, and warm-ups of less than the model computes."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -191,3 +192,17 @@ def warm_up_explains_exits(warmed: Step, device: Any, rehearse: Step, load: Step
             raise RuntimeError("ended") from error
 
     return warmed(device, asked, load)
+
+
+wrong_step(
+    "impl.warm_up:with_gradients",
+    name="warm_up_where_gradients_are_off",
+    doc="No model is opened where gradients are switched off.",
+)(lambda _: nullcontext())
+
+
+@wrong_step("impl.warm_up:Constant.__getitem__")
+def warm_up_of_random_numbers(_: Step, self: Any, name: str) -> Any:
+    """The small model's matrices are drawn from the random numbers that all of the program shares."""
+    shape = self.shapes[name]
+    return (torch.ones(shape) if len(shape) == 1 else 0.01 * torch.randn(shape)).to(self._device, self._dtype)

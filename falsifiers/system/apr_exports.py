@@ -69,7 +69,7 @@ def _largest_scales(trial: Trial, model: Model, folder: Path) -> list[Comparison
 
 
 def _not_finite(trial: Trial, model: Model, folder: Path) -> Iterator[Comparison]:
-    """A weight that is NaN or infinite, in float32 if not before, of a matrix or a vector, is refused in each dtype by its tensor's name."""
+    """A weight that is NaN or infinite, in float32 at the latest, is refused in each dtype by its tensor's name, also in a vector."""
     for number, name in ((np.nan, EMBEDDING), (-np.inf, "model.norm.weight"), (1e39, EMBEDDING)):
         decoder = {**model.decoder, name: model.decoder[name].astype(np.float64)}
         decoder[name].reshape(-1)[-1] = number

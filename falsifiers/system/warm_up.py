@@ -80,7 +80,13 @@ def _warm(trial: Trial, kind: str, work: Workload, settings: dict[str, Any]) -> 
     before, asked = opening.before(), opening.asked()
     late, label = sorted(set(opening.used()) - set(before)), f"{kind} ({work.backend}, {settings})"
     longest = value_at_most(f"{label}: tokens of a text", opening.longest(), work.seq)
-    return [*same(f"{label}: computed only after the weights came", [], late), value_at_least(f"{label}: weights", len(asked), 1), longest]
+    drawn = same(f"{label}: draws from the program's random numbers", False, opening.draws())
+    return [
+        *drawn,
+        *same(f"{label}: computed only after the weights came", [], late),
+        value_at_least(f"{label}: weights", len(asked), 1),
+        longest,
+    ]
 
 
 def _refused(trial: Trial, kind: str, work: Workload, failing: str, passes: str, error: str) -> list[Comparison]:

@@ -24,8 +24,8 @@ from blackswan.impl.memory import (
     part_of,
     repeating,
     require_counts,
-    with_gradients,
 )
+from blackswan.impl.tensors import with_gradients
 from blackswan.impl.trainer import Batch, MicroResult
 from blackswan.impl.validation import unchecked
 

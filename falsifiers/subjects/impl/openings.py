@@ -59,7 +59,7 @@ class Opening(Session):
         self._computed: list[str] = []
         self._before: list[str] | None = None
         self._model: Any = None
-        self._longest, self._readable = 0, True
+        self._longest, self._readable, self._draws = 0, True, False
         self._failures: list[str] = []
         self._results: list[tuple[str, StorageWeakRef]] = []
         self._still_held: list[str] = []
@@ -74,8 +74,16 @@ class Opening(Session):
                 stack.enter_context(mock.patch.object(time, "sleep"))
             if feigned:
                 stack.enter_context(mock.patch.object(warm_up, "COLD", ()))
+            if self._work.seed % 2:  # as a program opens a model that is to answer
+                stack.enter_context(torch.no_grad())
             stack.enter_context(dispatch.wrapping(self._around))
+            drawn = torch.get_rng_state()
             self._model = self._open()
+            self._draws = not torch.equal(drawn, torch.get_rng_state())
+
+    def draws(self) -> bool:
+        """Whether the opening drew from the random numbers that all of the program shares."""
+        return self._draws
 
     def interrupted(self, failing: str, by: str = "KeyboardInterrupt") -> str:
         """The name of the exception that comes out where Ctrl-C, or an end of the process (SystemExit), comes while the operation is
