@@ -75,7 +75,7 @@ class Ledger:
     """The reservations in a folder. `memory` says what a device has."""
 
     def __init__(self, folder: Path | None = None, memory: Callable[[torch.device], DeviceMemory] = device_memory) -> None:
-        self.folder, self._memory = folder or ledger_folder(), memory
+        self.folder, self._memory = (folder or ledger_folder()).absolute(), memory  # a program may leave its folder before it releases
 
     def acquire(self, device: torch.device, count: int) -> "Reservation":
         """Reserves `count` bytes for this process. Raises InsufficientMemory, and has then changed nothing."""
@@ -208,8 +208,8 @@ def size(count: int) -> str:
 
 
 def _require_count(count: int) -> None:
-    if count < 0:
-        raise ValueError(f"{count} bytes cannot be reserved: expected 0 or more")
+    if not isinstance(count, int) or count < 0:
+        raise ValueError(f"{count} bytes cannot be reserved: expected an integer, 0 or more")
 
 
 def _entry(value: object) -> Entry:

@@ -392,3 +392,17 @@ def ledger_of_the_parent(acquire: Step, self: Any, *given: Any) -> Any:
     """A forked process reserves under the id of its parent, which lives on when it is killed."""
     with patch("os.getpid", os.getppid) if multiprocessing.parent_process() else nullcontext():
         return acquire(self, *given)
+
+
+@wrong_step("impl.ledger:_require_count")
+def ledger_of_parts_of_bytes(_: Step, count: Any) -> None:
+    """A number of bytes with a fraction, as an estimate times a factor has one, is written, and read by nobody."""
+    if count < 0:
+        raise ValueError(f"{count} bytes cannot be reserved: expected 0 or more")
+
+
+@wrong_step("impl.ledger:Ledger.__init__")
+def ledger_of_the_current_folder(init: Step, self: Any, folder: Any = None, *given: Any) -> None:
+    """A ledger by a relative name is another one once the program has left its folder."""
+    init(self, folder, *given)
+    self.folder = Path(os.path.relpath(self.folder)) if folder is None and os.environ.get("BLACKSWAN_LEDGER") else self.folder

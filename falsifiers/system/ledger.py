@@ -50,7 +50,7 @@ def keeps_account(trial: Trial) -> list[Comparison]:
     """Random reservations of two cards are granted and refused as an account of its own says, which also says what is reserved, while other
     programs take memory of the cards and give it back.
 
-    Fewer bytes than none are refused. Whoever may use the folder may use its files.
+    Fewer bytes than none, and parts of one, are refused. Whoever may use the folder may use its files.
     """
     rng = trial.rng("reservations")
     cards, found = [_card(rng), _card(rng)], list[Comparison]()
@@ -80,9 +80,11 @@ def keeps_account(trial: Trial) -> list[Comparison]:
             found += same(
                 f"what reservations say after {verb} in turn {turn}", [count for _, count in held.values()], ledger.sizes(list(held))
             )
-        found.append(trial.refuses("acquire of fewer bytes than none", partial(ledger.acquire, 0, -1), "-1 bytes", "ValueError"))
-        for chosen in held:
-            found.append(trial.refuses("update to fewer bytes than none", partial(ledger.update, chosen, -1), "-1 bytes", "ValueError"))
+        for count in (-1, 1.5):
+            found.append(trial.refuses(f"acquire of {count} bytes", partial(ledger.acquire, 0, count), f"{count} bytes", "ValueError"))
+            for chosen in held:
+                ask = partial(ledger.update, chosen, count)
+                found.append(trial.refuses(f"update to {count} bytes", ask, f"{count} bytes", "ValueError"))
         found += same("reserved after these", wanted, ledger.reserved())
     return found + _told_of_cards(trial, cards, rng)
 
@@ -223,7 +225,7 @@ def _of_no_ledger(trial: Trial) -> list[Comparison]:
             found += same("after a file was damaged beside a reservation that goes", [0], ledger.reserved())
     folders = {named: trial.reservations.ledger_folder(named) for named in ("of/all", "")}
     own = Path(tempfile.gettempdir()) / f"blackswan-{os.getuid()}"
-    found += same("folders by what the environment names", {"of/all": Path("of/all"), "": own}, folders)
+    found += same("folders by what the environment names", {"of/all": Path("of/all").absolute(), "": own}, folders)
     return found + _of_no_folder(trial) + _of_no_file(trial) + _of_another_version(trial)
 
 
