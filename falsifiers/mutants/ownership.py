@@ -184,3 +184,12 @@ def heads_of_tied_models_refused(init: Any, self: Any, config: Any, adaptation: 
     if config.tied and "lm_head.weight" in base:
         raise ValueError("unexpected tensor 'lm_head.weight'")
     init(self, config, adaptation, base, *given, **options)
+
+
+@wrong_step("impl.optimiser:AdamW.step")
+def copies_of_turned_parameters_moved(step: Step, self: Any, *given: Any) -> None:
+    """Parameters that do not lie row by row in memory stay as they were: a copy of them is moved."""
+    turned = {name: value.detach().clone() for name, value in self.parameters.items() if not value.is_contiguous()}
+    step(self, *given)
+    for name, value in turned.items():
+        self.parameters[name].data.copy_(value)

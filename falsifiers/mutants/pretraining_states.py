@@ -215,3 +215,14 @@ def pretrain_run_without_its_nulls(read: Step, path: Path) -> Any:
     """A setting that the state lacks, and one that it alone has, count as null."""
     facts = dict(read(path))
     return {**facts, "run": _Lenient({key: value for key, value in facts["run"].items() if value is not None})}
+
+
+@wrong_step("impl.pretrain_run:_Run._load")
+def pretrain_refuses_what_it_has_taken(load: Any, self: Any, *given: Any) -> Any:
+    """A state that is refused was put into the decoder before it was looked at."""
+    try:
+        return load(self, *given)
+    except ValueError:
+        for parameter in self.step.optimiser.parameters.values():
+            parameter.data.zero_()
+        raise

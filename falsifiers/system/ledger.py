@@ -80,11 +80,13 @@ def keeps_account(trial: Trial) -> list[Comparison]:
             found += same(
                 f"what reservations say after {verb} in turn {turn}", [count for _, count in held.values()], ledger.sizes(list(held))
             )
-        for count in (-1, 1.5):
-            found.append(trial.refuses(f"acquire of {count} bytes", partial(ledger.acquire, 0, count), f"{count} bytes", "ValueError"))
-            for chosen in held:
-                ask = partial(ledger.update, chosen, count)
-                found.append(trial.refuses(f"update to {count} bytes", ask, f"{count} bytes", "ValueError"))
+        asks: dict[str, Callable[[Any], Any]] = {"acquire": partial(ledger.acquire, 0)}
+        asks |= {f"update of {chosen}": partial(ledger.update, chosen) for chosen in held}
+        found += [
+            trial.refuses(f"{name}, {odd} bytes", partial(change, odd), f"{odd} bytes", "ValueError")
+            for name, change in asks.items()
+            for odd in (-1, 1.5)
+        ]
         found += same("reserved after these", wanted, ledger.reserved())
     return found + _told_of_cards(trial, cards, rng)
 

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
@@ -12,8 +14,8 @@ from blackswan.falsifiers.system.workloads import drawn, small
 def handed_tensors_stay(trial: Trial) -> Iterator[Comparison]:
     """Objects made of the same tensors work one after the other, and once more when those were written over, as one by itself does.
 
-    Before they are written over, the tensors are as they were. What a recording of steps says of their calls is what those calls were given
-    and gave, although the steps went on to write to parameters and moments.
+    Before they are written over, the tensors are as they were. What is trained moves, in whatever order it lies. What a recording of steps
+    says of their calls is what those calls were given and gave, although the steps went on to write to parameters and moments.
     """
     rng = trial.rng("work")
     work = replace(small(rng, trial.seed, nf4=bool(rng.integers(2))), vocab=260, targets=str(rng.choice(["q_v", "all"])))
@@ -25,6 +27,9 @@ def handed_tensors_stay(trial: Trial) -> Iterator[Comparison]:
         objects = [hand.open() for _ in range(3)]
         before = {**hand.content(), **handed}  # what objects give out is somebody's too
         alone = works[kind] = other.work(other.open())
+        trained = {name: value for name, value in handed.items() if f"trainable/{name}" in alone}
+        stayed = [name for name, value in trained.items() if np.array_equal(value, alone[f"trainable/{name}"])]
+        yield from same(f"{kind}: trained tensors that stay where they were", [], stayed)
         yield from same(f"{kind}: the first of two", alone, hand.work(objects[0]))
         yield from same(f"{kind}: the second of two", alone, hand.work(objects[1]))
         yield from same(f"{kind}: what was handed over", before, hand.content())

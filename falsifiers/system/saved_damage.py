@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from safetensors.numpy import load, save
 
@@ -180,7 +181,8 @@ def _random_damage(folder: Path, rng: Generator) -> Iterator[Damage]:
     name = str(rng.choice(sorted(kept)))
     yield edited(folder, BESIDE, {"extra/settings/seed": SETTINGS["seed"] + 1}, "random weights.*not the one", seal=True)
     yield edited(folder, BESIDE, {f"checksums/base/{name}": another(kept[name])}, f"random weights.*{name}", seal=True)
-    for value in (0, False, [], {}):
+    values: tuple[Any, ...] = (0, False, [], {})
+    for value in values:
         yield edited(folder, ADAPTER_CONFIG, {"base_model_name_or_path": value})
     for part in ({}, {"surplus": 1}, [1], "small", {"rope_scaling": {"surplus": 1}}):
         yield edited(folder, BESIDE, {"extra/random_architecture": part}, f"{BESIDE}.*random_architecture", seal=True)

@@ -195,7 +195,8 @@ def settings_after_imports() -> dict[str, bool]:
     when two threads have imported it, of which the later one begins and ends after the other."""
     load, kept, found = getattr(nf4._library, "__wrapped__", nf4._library), _settings(), dict[str, bool]()
     missing: AbstractContextManager[Any] = mock.patch.dict(sys.modules, {LIBRARY: None})
-    for name, world in {"there": nullcontext(), "missing": missing, "two threads": nullcontext()}.items():
+    worlds: dict[str, AbstractContextManager[Any]] = {"there": nullcontext(), "missing": missing, "two threads": nullcontext()}
+    for name, world in worlds.items():
         with mock.patch.object(torch, "compile", kept[0]):
             with world, suppress(ImportError):
                 _by_two(load) if name == "two threads" else load()

@@ -31,7 +31,7 @@ from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.fused import memory as fused_memory
 from blackswan.impl.fused.packing import pack
 from blackswan.impl.pipeline import ClassifyPipeline
-from blackswan.impl.tensors import LazyTensors, Shapes
+from blackswan.impl.tensors import LazyTensors, Shapes, shapes_of
 from blackswan.impl.trainer import Batch, Trainer
 
 
@@ -216,7 +216,8 @@ class Memory(Door):
     def read(self, folder: Path) -> tuple[int, int]:
         """The most bytes that the host's allocator and Python hold while the largest tensor of a checkpoint is read, and the tensor's."""
         stored = checkpoint.load_checkpoint(folder).tensors
-        name = max(stored, key=lambda name: math.prod(stored.shapes[name]))
+        shapes = shapes_of(stored)
+        name = max(shapes, key=lambda name: math.prod(shapes[name]))
         tracemalloc.start()
         try:
             with allocated(torch.device("cpu"), _sizes(folder)) as taken:

@@ -196,7 +196,8 @@ def _stepped(trainer: Trainer, held: Tensors) -> dict[str, Tensor]:
 
 
 def _classifier(work: Workload, held: Tensors, place: torch.device) -> Used:
-    trainer = _trainer(work, held, place)
+    """A classifier of matrices that lie by columns in memory."""
+    trainer = _trainer(work, {name: value.t().contiguous().t() if value.ndim == 2 else value for name, value in held.items()}, place)
     return lambda: _stepped(trainer, held)
 
 

@@ -112,8 +112,10 @@ class Pretrainer(Door):
         It is killed by an exception: of the function that hears of each step, or of the one that flushes a file. `meanwhile` is what
         another process does in the moment before this one alone may write. `slowly`: other threads hash and write a state so slowly that
         the next step is made meanwhile. Ctrl-C comes in place of the move of a parameter of that number, from 0, over all steps.
+        Where the head is not tied the weights lie by columns. A refusal has to leave them as they are.
         """
-        decoder = self._random(problem.architecture, problem.seed).to(getattr(torch, dtype))
+        decoder = self._random(problem.architecture, problem.seed, turned=not problem.architecture["tied"]).to(getattr(torch, dtype))
+        before = _parameters(decoder)
         steps, events, passes, free = list[pretrain_run.PretrainStep](), list[str](), list[tuple[int, int]](), list[str]()
         held = WeakSet[_Saved]()
         decoder.register_forward_pre_hook(lambda _, given: passes.append((len(given[0]), len(held))))
@@ -143,6 +145,8 @@ class Pretrainer(Door):
             try:
                 result = pretrain_run.pretrain(*given, resume=resume, on_start=partial(began.append, 1), on_step=on_step)
             except (OSError, ValueError) as error:
+                if not steps and any((value != before[name]).any() for name, value in _parameters(decoder).items()):
+                    raise RuntimeError(f"the run was refused when it had written to the decoder: {error}") from error
                 if began and not steps:
                     raise RuntimeError(f"the run was said to begin, and then refused: {error}") from error
                 raise
@@ -213,10 +217,7 @@ class Pretrainer(Door):
 
     def random(self, architecture: Architecture, seed: int, *, turned: bool = False) -> "TrainedDecoder":
         """A decoder with random weights; `turned`, the matrices lie column by column in memory."""
-        decoder = self._random(architecture, seed)
-        for parameter in decoder.parameters() if turned else ():
-            parameter.data = parameter.data.t().contiguous().t()
-        return TrainedDecoder(decoder)
+        return TrainedDecoder(self._random(architecture, seed, turned=turned))
 
     def load(self, folder: Path, dtype: str = "float32", nf4: bool = False) -> "TrainedDecoder":
         """The decoder of a checkpoint, whose tokenizer can be read too."""
@@ -244,8 +245,11 @@ class Pretrainer(Door):
         """The hash of an optimiser's state, in hexadecimal."""
         return decoder_optimiser.state_hash({name: torch.tensor(value, device=self._device) for name, value in moments.items()}, steps)
 
-    def _random(self, architecture: Architecture, seed: int) -> Decoder:
-        return pretrain.random_decoder(config_of(architecture), seed=seed, device=self._device)
+    def _random(self, architecture: Architecture, seed: int, *, turned: bool) -> Decoder:
+        decoder = pretrain.random_decoder(config_of(architecture), seed=seed, device=self._device)
+        for parameter in decoder.parameters() if turned else ():
+            parameter.data = parameter.data.t().contiguous().t()
+        return decoder
 
 
 class TrainedDecoder(Session):
