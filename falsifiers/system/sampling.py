@@ -96,6 +96,8 @@ def split_is_stratified(trial: Trial) -> Iterator[Comparison]:
     yield from same("training part in the order of the corpus", sorted({*range(len(labels))} - {*chosen}), training)
     yield from same("validation part in the order of the corpus", sorted({*chosen}), chosen)
     yield from same("validation, again", chosen, again.validation)
+    as_numpy = trial.corpora.split(labels, width, np.float64(fraction), seed)
+    yield from same("validation by a fraction of NumPy's", chosen, as_numpy.validation)
     known = trial.corpora.parts_known_by_their_samples(labels, width, fraction, seed)
     yield from same("parts that a run knows by their samples alone", [True, True], known)
     yield from same("training labels", [labels[place] for place in training], parts.training_labels)
