@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,6 +149,15 @@ def old_adapter_lost_by_a_kill(remove: Step, folder: Path, prefix: str) -> None:
     """The old adapter, which a killed process had taken away and not yet replaced, is removed with the rest."""
     for path in [each for each in folder.iterdir() if each.name.startswith(prefix) and each.suffix == ".old"]:
         shutil.rmtree(path)
+    remove(folder, prefix)
+
+
+@wrong_step("impl.folder:remove_left_over")
+def old_adapter_named_up_to_its_dot(remove: Step, folder: Path, prefix: str) -> None:
+    """The old adapter, which a killed process had taken away, gets its name again up to the first dot of it."""
+    for path in [each for each in folder.iterdir() if each.name.startswith(prefix) and each.suffix == ".old"]:
+        with suppress(OSError):
+            path.rename(folder / path.name.removeprefix(".partial-").partition(".")[0])
     remove(folder, prefix)
 
 

@@ -39,7 +39,7 @@ RENAMES = 4
 @reads_files
 def interrupted_save_leaves_a_whole_adapter(trial: Trial) -> Iterator[Comparison]:
     """A save over an adapter that is killed at any step leaves the old one or the new one; without room on disk it leaves the old one.
-    Either of them is there again when the next save begins, though that fails, where two names cannot be exchanged.
+    Either of them is there again when the next save begins, though that fails, where two names cannot be exchanged; its name has a dot.
 
     Every file of the new adapter differs from the old one's.
     """
@@ -62,11 +62,12 @@ def interrupted_save_leaves_a_whole_adapter(trial: Trial) -> Iterator[Comparison
         for step in range(STEPS):
             trial.files.interrupted_save(adapter, base, settings, changed, step=step)
             yield _whole(f"killed at step {step}", content(adapter), [old, wanted])
-        save = partial(trial.files.interrupted_save, adapter, base, settings, changed)
+        dotted = adapter.rename(folder / "adapter-v1.5")
+        save = partial(trial.files.interrupted_save, dotted, base, settings, changed)
         for step in range(STEPS + RENAMES):
             save(step=step, exchange=0)
             save(limit=0)
-            yield _whole(f"killed at step {step} without an exchange, and the next save failed", content(adapter), [old, wanted])
+            yield _whole(f"killed at step {step} without an exchange, and the next save failed", content(dotted), [old, wanted])
 
 
 def _on_the_disk(flushed: list[str], files: Mapping[str, bytes]) -> list[Comparison]:
