@@ -119,6 +119,10 @@ wrong_steps(
         "An id that ends documents may be the one after the last.",
         lambda checked, given, vocab: checked(given, vocab + 1),
     ),
+    tokens_of_documents_without_any=(
+        "The largest id is looked for in a document that has none.",
+        lambda checked, documents, vocab: (ids for ids in checked(documents, vocab) if max(ids) < vocab),
+    ),
 )
 
 

@@ -299,7 +299,7 @@ def _refuses_a_long_shard(trial: Trial, places: Sequence[int]) -> list[Compariso
 def stream_too_short(trial: Trial) -> Iterator[Comparison]:
     """A stream of one token, or of no shard, predicts nothing: an epoch without batches, and no row made up. Two tokens are one pair.
 
-    So it is with rows of any length, of two tokens too, and batches of any size.
+    So it is with rows of any length, of two tokens too, and batches of any size, and documents without a token add nothing.
     """
     token = trial.seed % VOCAB
     for count, pieces in enumerate(([], [[token]], [[token], [token]])):
@@ -311,9 +311,26 @@ def stream_too_short(trial: Trial) -> Iterator[Comparison]:
             name = f"{count} tokens in rows of {seq}"
             yield from same(f"rows and batches of {name}", (rows, rows), (len(answer.input_ids), answer.length))
             yield from same(f"tokens in rows of {name}", 2 * rows, int(answer.mask.sum()))
+    yield from _of_documents(trial)
     yield from _beyond_32_bits(trial)
     yield _beyond_memory(trial)
     yield _corpus_beyond_memory(trial)
+
+
+def _of_documents(trial: Trial) -> Iterator[Comparison]:
+    """A document without a token adds nothing to a stream, be it the first, the last or between others; of such alone no shards are
+    written."""
+    with tempfile.TemporaryDirectory() as parent:
+        folder, unwritten = Path(parent) / "tokens", Path(parent) / "unwritten"
+        stream = trial.rng("documents").integers(0, VOCAB, 5).tolist()
+        yield from same("tokens of documents", 5, trial.pretrainer.write(folder, [[], stream[:2], [], [], stream[2:], []], VOCAB))
+        yield from same(
+            "stream of documents", np.array([stream]), trial.pretrainer.epoch(Tokens(folder, VOCAB, batch=1, seq=5), 0).input_ids
+        )
+        for documents in ([], [[]], [[], []]):
+            ask = partial(trial.pretrainer.write, unwritten, documents, VOCAB)
+            yield trial.refuses(f"shards of {len(documents)} documents without tokens", ask, "unwritten", "ValueError")
+            yield from same("a folder of no tokens", False, unwritten.exists())
 
 
 def _beyond_memory(trial: Trial) -> Comparison:

@@ -160,6 +160,10 @@ class Pretrainer(Door):
         encoder = token_shards.load_encoder(checkpoint / "tokenizer.json")
         return sum(map(len, token_shards.tokenize(corpus, encoder, 0)))
 
+    def write(self, folder: Path, documents: Sequence[Sequence[int]], vocab: int) -> int:
+        """The number of tokens of documents, of which shards are written."""
+        return token_shards.write_shards(folder, documents, vocab)
+
     def loss_of_repeated(self, logits: Array, input_ids: Array) -> float:
         """The language-model loss of ids [batch, seq], all of them real, where every position has the logits [vocab]."""
         ids = torch.tensor(input_ids, device=self._device)
