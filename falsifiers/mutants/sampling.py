@@ -178,6 +178,14 @@ def split_in_the_order_of_a_set(shares: Step, counts: Sequence[int], *others: An
 
 
 @wrong_step("impl.samples:_shares")
+def split_remainders_in_floats(shares: Step, counts: Sequence[int], fraction: Any, *others: Any, **named: Any) -> list[int]:
+    """Of equal remainders the one is rounded up that is larger in floats."""
+    order = sorted(range(len(counts)), key=lambda place: float(fraction) * counts[place] % 1, reverse=True)
+    given = dict(zip(order, shares([counts[place] for place in order], fraction, *others, **named), strict=True))
+    return [given[place] for place in range(len(counts))]
+
+
+@wrong_step("impl.samples:_shares")
 def split_takes_the_last_of_a_class(shares: Step, counts: Sequence[int], *others: Any, **named: Any) -> list[int]:
     """The only sample of a class is held out."""
     return [1 if count == 1 else share for count, share in zip(counts, shares(counts, *others, **named), strict=True)]

@@ -21,6 +21,8 @@ EARLIER_SPLIT = [5, 10, 11, 12, 15, 19]
 SIZES = (6, 6, 7, 9, 11, 13) * 4
 EARLIER_SPLIT_OF_MANY = [15, 21, 30, 47, 60, 65, 77, 84, 101, 107, 113, 121, 124, 139, 143, 156, 165, 171, 177, 192, 205]
 """The tenth of classes of those sizes, one after the other, that is held out by the seed 5; some come equally near to a sample more."""
+EARLIER_TIES = {5: [1, 6], 7: [2, 5]}
+"""So many are held out by each seed as the tenth of two classes of 14 and of 54 samples, whose remainders are one, and two in floats."""
 
 
 def epochs_are_permutations(trial: Trial) -> Iterator[Comparison]:
@@ -120,6 +122,9 @@ def split_is_stratified(trial: Trial) -> Iterator[Comparison]:
     many = [number for number, size in enumerate(SIZES) for _ in range(size)]
     kept = trial.corpora.split(many, len(SIZES), 0.1, 5).validation
     yield from same("validation of many classes by earlier versions", EARLIER_SPLIT_OF_MANY, kept)
+    ties = {number: trial.corpora.split([0] * 14 + [1] * 54, 2, 0.1, number).validation_labels for number in EARLIER_TIES}
+    kept = {number: [held.count(kind) for kind in (0, 1)] for number, held in ties.items()}
+    yield from same("samples of two classes of one remainder by earlier versions", EARLIER_TIES, kept)
     yield from _of_few_samples(trial, classes, seed)
     yield from _of_written_fractions(trial, rng)
     yield from _of_many(trial, rng, exact)
