@@ -243,6 +243,11 @@ def commands_escape_for_good(_: Any, stream: Any) -> Any:
     return nullcontext()
 
 
+wrong_step("impl.__main__:_escaping", name="commands_need_an_output", doc="A command without a standard output ends as a defect does.")(
+    lambda escaping, stream: escaping(stream.errors and stream)
+)
+
+
 @wrong_step("impl.__main__:_escaping")
 @contextmanager
 def letters_always_escaped(_: Any, stream: Any) -> Iterator[None]:

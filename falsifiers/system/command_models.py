@@ -58,7 +58,8 @@ def models_are_whole(trial: Trial) -> Iterator[Comparison]:
     """A merged model has the updates in its weights, all else as in the base, whose files are links, and every file of the tokenizer.
 
     An exported one has the base's tensors, rounded to the dtype asked for, its special tokens and its tokenizer, as a folder and as an .apr
-    file, and so has what is made of that; with the .apr file for its base, which is gone, an adapter answers alike.
+    file, and so has what is made of that, also without a standard output; with the .apr file for its base, which is gone, an adapter
+    answers alike.
     """
     rng = trial.rng("models")
     quantised = {"multi_label": False, "epochs": 1, "quantize_nf4": True, "double_quantize": bool(rng.integers(2)), "dtype": "bfloat16"}
@@ -103,7 +104,7 @@ def models_are_whole(trial: Trial) -> Iterator[Comparison]:
         yield from same("what export prints", f"{apr} holds the model\n", said.out)
         yield from same("beginning of the .apr file", b"APR", apr.read_bytes()[:3] if apr.is_file() else None)
         trial.commands.run("export", f"--model={apr}", f"--output={back}")
-        trial.commands.run("export", f"--model={apr}", f"--output={apr.with_name('again.apr')}")
+        trial.commands.run("export", f"--model={apr}", f"--output={apr.with_name('again.apr')}", encoding=None)
         trial.commands.run("export", f"--model={apr}", f"--output={apr.with_name('half.apr')}", "--dtype=bfloat16")
         halves = apr_format.read(apr.with_name("half.apr"))[2].values()
         rounded = {name: value.astype(STORAGE["bfloat16"]) for name, value in problem.model.decoder.items()}

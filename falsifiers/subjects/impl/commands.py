@@ -65,7 +65,7 @@ ON_THE_HOST = ("export", "tokenize")
 class Commands(Door):
     """The program `impl` as a user runs it."""
 
-    def run(self, *arguments: object, stdin: bytes | None = b"", encoding: str = "utf-8", heard: bool = True) -> Said:
+    def run(self, *arguments: object, stdin: bytes | None = b"", encoding: str | None = "utf-8", heard: bool = True) -> Said:
         """A command that does what it was asked, as `attempt` starts it. Raises a RuntimeError where it ends otherwise."""
         said = self.attempt(*arguments, stdin=stdin, encoding=encoding, heard=heard)
         if said.status:
@@ -83,13 +83,13 @@ class Commands(Door):
         stdin: bytes | None = b"",
         environment: Mapping[str, str] | None = None,
         temporary_files: bool = True,
-        encoding: str = "utf-8",
+        encoding: str | None = "utf-8",
         heard: bool = True,
     ) -> Said:
         """A command with whatever end, in which the environment has those variables too, perhaps without a folder for temporary files.
 
         The encoding of standard output may have a colon and its `errors` behind it. Without `heard` there is no standard error, as where a
-        shell closes it, and with None no standard input.
+        shell closes it, and with None for them no standard input and no standard output.
         """
         given = None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin))
         with (
@@ -98,7 +98,7 @@ class Commands(Door):
             tempfile.TemporaryDirectory() as temporary,
             mock.patch.object(tempfile, "tempdir", temporary if temporary_files else str(Path(temporary) / "none")),
         ):
-            said = _run(self._given(arguments), encoding=encoding, heard=heard)
+            said = _run(self._given(arguments), output=encoding, heard=heard)
             if left := [path.name for path in Path(temporary).iterdir() if path.is_file()]:
                 raise RuntimeError(f"{arguments[0]} left {left[0]} among the temporary files")
         if given is not None and given.closed:
@@ -388,10 +388,10 @@ def _events(folder: str, purge_step: int | None = None) -> mock.Mock:
     return mock.Mock()
 
 
-def _run(arguments: Sequence[str], err: io.StringIO | None = None, encoding: str = "utf-8", heard: bool = True) -> Said:
-    written, (encoding, _, errors), err = io.BytesIO(), encoding.partition(":"), err or io.StringIO()
+def _run(arguments: Sequence[str], err: io.StringIO | None = None, output: str | None = "utf-8", heard: bool = True) -> Said:
+    written, (encoding, _, errors), err = io.BytesIO(), (output or "utf-8").partition(":"), err or io.StringIO()
     out = io.TextIOWrapper(written, encoding=encoding, errors=errors or "strict", newline="\n")
-    with _in_ascii(), redirect_stdout(out), redirect_stderr(err if heard else None):
+    with _in_ascii(), redirect_stdout(out if output else None), redirect_stderr(err if heard else None):
         status = command.main(arguments)
     if out.errors != (errors or "strict"):
         raise RuntimeError(f"{arguments[0]} left standard output, which is the process's own, with other errors: {out.errors}")
