@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from yaml import Node, ScalarNode, SequenceNode, compose_all
+from yaml.reader import ReaderError
 
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 from blackswan.impl import settings
@@ -219,6 +220,20 @@ wrong_step("impl.settings:_entries", name="settings_of_the_last_line", doc="The 
         else entries(path)
     )
 )
+wrong_step("impl.config:is_number", name="settings_of_numpy_refused", doc="A number of NumPy that is a float is no number.")(
+    lambda right, value: right(value) and type(value) in (int, float)
+)
+
+
+@wrong_step("impl.settings:_too_deep")
+def settings_of_forbidden_characters_fail(too_deep: Any, text: str) -> Any:
+    """A character that YAML forbids, of which its reader names no line, ends the command as a defect does."""
+    try:
+        return too_deep(text)
+    except ReaderError as error:
+        raise RuntimeError(str(error)) from error
+
+
 wrong_step("impl.pretrain_run:require_count", name="pretrain_settings_not_counted", doc="Steps and rows may be any number.")(
     lambda *_: None
 )

@@ -145,6 +145,7 @@ FILES: dict[str, tuple[bytes, int | None]] = {
     "is not YAML": (b"seed: 1\nepochs: [1\n", None),
     "is not YAML ": (b"seed: 1\n\tepochs: 1\n", 2),
     "is not YAML  ": (b"seed: 1\n---\nepochs: 2\n", 2),
+    "is not YAML   ": (b"seed: 1 # \x07\n", None),
     "expected lines": (b"- epochs\n- 2\n", None),
     "expected lines ": (b"", None),
     "expected lines  ": (b"epochs", None),
@@ -189,6 +190,7 @@ def training_settings_have_bounds(trial: Trial) -> Iterator[Comparison]:
                 if isinstance(value, list) and name == "lora_targets":  # which only a file has
                     way = _by_file
                 yield from way(trial, folder, name, given, taken=taken) if way else ()
+            yield from _of_numpy(trial, trial.classifiers.settings, name, values)
             for value, plain in values.alike:
                 yield from _alike(trial, partial(trial.classifiers.settings, {**values.beside, name: value}), name, value, plain)
         for name, given in TOGETHER.items():
@@ -208,6 +210,12 @@ def _alike(trial: Trial, ask: Callable[[], Mapping[str, Any]], name: str, value:
         yield trial.refuses(f"{name} = {value!r} by Python", ask, name, "ValueError")
     else:
         yield from same(f"{name} = {value!r} by Python", repr(plain), repr(found))
+
+
+def _of_numpy(trial: Trial, ask: Callable[[Mapping[str, Any]], Mapping[str, Any]], name: str, values: Values) -> Iterator[Comparison]:
+    """A number of NumPy that is a float in Python too, as those of a range are, is taken where the float is."""
+    for value in (np.float64(value) for value in values.taken if isinstance(value, float)):
+        yield from _in_python(trial, partial(ask, {**values.beside, name: value}), name, value, taken=True)
 
 
 def _listed_loosely(trial: Trial, odd: str) -> Iterator[Comparison]:
@@ -258,6 +266,7 @@ def pretraining_settings_have_bounds(trial: Trial) -> Iterator[Comparison]:
                 if not isinstance(value, list | dict) and value not in (None, "1_0"):  # Python's own reading of a number
                     asked = f"{name} = {value!r} by option"
                     yield from _answered(trial, asked, (*where, *_options({name: value})), f"{name}|--{_dashed(name)}", taken=taken)
+            yield from _of_numpy(trial, trial.pretrainer.settings, name, values) if name in PRETRAINING else ()
             for value, plain in values.alike if name in PRETRAINING else ():
                 yield from _alike(trial, partial(trial.pretrainer.settings, {name: value}), name, value, plain)
         yield from _of_a_file(trial, Path(parent))
