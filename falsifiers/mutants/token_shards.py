@@ -189,6 +189,15 @@ def end_token_first_of_several(end_token: Any, model: Path) -> Any:
 
 
 @wrong_step("impl.token_shards:end_token")
+def end_token_of_an_unnamed_file(end_token: Any, model: Path) -> Any:
+    """The message does not name the file that holds no end token."""
+    try:
+        return end_token(model)
+    except ValueError as error:
+        raise ValueError(str(error).replace("config.json", "model")) from None
+
+
+@wrong_step("impl.token_shards:end_token")
 def end_token_of_a_truth(end_token: Any, model: Path) -> Any:
     """An eos_token_id of `true` is taken for token 1."""
     if model.is_dir() and strict_json.loads((model / "config.json").read_bytes()).get("eos_token_id") is True:

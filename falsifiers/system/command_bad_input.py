@@ -20,7 +20,7 @@ from blackswan.falsifiers.system.command_problem import (
     tokenizer,
 )
 from blackswan.falsifiers.system.same import content, same
-from blackswan.falsifiers.system.spoilt_models import spoil_models
+from blackswan.falsifiers.system.spoilt_models import NO_CONFIG, spoil_models
 from blackswan.falsifiers.system.token_streams import write_shards
 from blackswan.falsifiers.system.trial import Trial, reads_files
 
@@ -326,6 +326,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
                 ("with several ends", "bad.jsonl", (f"--model={folder / 'scaled'}",), "eos_token_id is [1, 3]"),
                 ("with an end that is true and no number", "bad.jsonl", (f"--model={folder / 'true end'}",), "eos_token_id is True"),
                 ("into a folder that is there", "bad.jsonl", ("--end-token=1", f"--output={run}"), "exists"),
+                *((f"without an end, {name}", "bad.jsonl", (f"--model={folder / name}",), "config.json") for name in NO_CONFIG),
                 ("text that is not UTF-8", "latin", ("--end-token=1",), "latin"),
                 ("half a character", "half.jsonl", ("--end-token=1",), HALF),
                 ("a file with a mark", "marked.jsonl", ("--end-token=1",), "marked.jsonl:1"),

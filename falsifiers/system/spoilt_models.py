@@ -12,12 +12,15 @@ from blackswan.falsifiers.system.adapter_files import TOKENIZER, WEIGHTS
 from blackswan.falsifiers.system.checkpoint_parts import LLAMA3
 from blackswan.falsifiers.system.command_problem import Small, tokenizer
 
+NO_CONFIG = {"torn": '{"eos_token_id": 1', "of two ends": '{"eos_token_id": 1, "eos_token_id": 2}', "listed": "[1]", "bare": None}
+"""What config.json holds that is no configuration, and none, by the name of the folder."""
+
 
 def spoil_models(problem: Small) -> None:
     """Writes models into folders of their own: with a token that has no embedding, with frequencies scaled as Llama 3's, with more
     positions than before scaling and with as many, with weights or norms that float16 does not hold or weights that it just holds, without
     a tokenizer, with a part of it, with one that draws lots, knows few words or has the ids of two tokens exchanged, with an end of texts
-    that is true.
+    that is true; and tokenizers beside a configuration that holds none, or beside none.
     """
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -58,6 +61,11 @@ def spoil_models(problem: Small) -> None:
     (problem.folder / "drawing tokenizer" / TOKENIZER).write_text(json.dumps({**tokens, "model": {**tokens["model"], "dropout": 0.1}}))
     words = {word: number for number, word in enumerate(("<unknown>", "</s>", "ls", "rm"))}
     Tokenizer(WordLevel(words, "<unknown>")).save(str(problem.folder / "few words" / TOKENIZER))
+    for name, text in NO_CONFIG.items():
+        (folder := problem.folder / name).mkdir()
+        shutil.copyfile(problem.base / TOKENIZER, folder / TOKENIZER)
+        if text is not None:
+            (folder / MODEL_CONFIG).write_text(text)
 
 
 def _unscaled(config: Path) -> dict[str, Any]:
