@@ -248,6 +248,13 @@ def train_looks_at_its_folder_once(require: Any, output: Path, resume: bool) -> 
         require(output, resume)
 
 
+@wrong_step("impl.commands.common:require_place")
+def rights_asked_for_late(require: Any, folder: Path) -> None:
+    """Whether a folder may be written into is not asked before a model is there."""
+    with mock.patch.object(os, "access", return_value=True):
+        require(folder)
+
+
 wrong_step("impl.__main__:_parsed", name="words_passed_over", doc="Words that are no option of a command are passed over.")(
     lambda _, arguments, prog: parser(prog).parse_known_args(arguments)[0]
 )

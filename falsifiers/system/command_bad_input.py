@@ -130,11 +130,31 @@ def bad_input_is_refused(trial: Trial) -> Iterator[Comparison]:
             yield from same(f"status of {asked[0]} where another process writes", 4, said.status)
             if "another process" not in said.err:
                 yield broken(f"message of {asked[0]} where another process writes", "does not say so", "another process", said.err)
+        yield from _without_rights(trial, problem, where[0])
         yield from _devices(trial, problem, where, run)
         yield from _on_the_host(trial, problem, f"--adapter={run}")
         yield from _environments(
             trial, ("train", *where, f"--corpus={problem.folder / 'none.jsonl'}", f"--output={problem.folder / 'new'}")
         )
+
+
+def _without_rights(trial: Trial, problem: Small, model: str) -> Iterator[Comparison]:
+    """An output for which there is no right is refused by the folder's name before what takes longer is read, here what is not there."""
+    (folder := problem.folder / "of another user").mkdir()
+    none = problem.folder / "none"
+    for command, *given in (
+        ("train", model, f"--corpus={none}"),
+        ("merge", f"--adapter={none}"),
+        ("export", f"--model={none}"),
+        ("pretrain", model, f"--tokens={none}"),
+    ):
+        for output in (folder / "new", folder / "more" / "new.apr"):
+            name = f"{command} into {output.name} without rights"
+            said = trial.commands.not_allowed(folder, command, *given, f"--output={output}")
+            yield from same(f"status and output of {name}", (4, ""), (said.status, said.out))
+            if folder.name not in said.err:
+                yield broken(f"message of {name}", "names something else", folder.name, said.err[-300:])
+    yield from same("what commands without rights leave", [], [*folder.iterdir()])
 
 
 WORKER = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "99999"}

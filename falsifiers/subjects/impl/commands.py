@@ -218,6 +218,21 @@ class Commands(Door):
         with mock.patch.object(ClassifyPipeline, "from_pretrained", late):
             return self.attempt(*arguments, f"--output={output}")
 
+    def not_allowed(self, folder: Path, *arguments: object) -> Said:
+        """A command to whose user the system gives no right to write into that folder."""
+        access, mkdir = os.access, os.mkdir
+
+        def look(path: Any, mode: int, **how: Any) -> bool:
+            return access(path, mode, **how) and not (mode & os.W_OK and Path(path).resolve() == folder.resolve())
+
+        def make(path: Any, *given: Any, **how: Any) -> None:
+            if Path(path).resolve().parent == folder.resolve():
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            mkdir(path, *given, **how)
+
+        with mock.patch.multiple(os, access=look, mkdir=make):
+            return self.attempt(*arguments)
+
     def without_room(self, most: int, *arguments: object) -> Said:
         """A command while no file may have more than so many bytes: a write that goes beyond is cut short, and the next one fails."""
         limit, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
