@@ -123,8 +123,8 @@ def split_is_stratified(trial: Trial) -> Iterator[Comparison]:
     kept = trial.corpora.split(many, len(SIZES), 0.1, 5).validation
     yield from same("validation of many classes by earlier versions", EARLIER_SPLIT_OF_MANY, kept)
     ties = {number: trial.corpora.split([0] * 14 + [1] * 54, 2, 0.1, number).validation_labels for number in EARLIER_TIES}
-    kept = {number: [held.count(kind) for kind in (0, 1)] for number, held in ties.items()}
-    yield from same("samples of two classes of one remainder by earlier versions", EARLIER_TIES, kept)
+    counts = {number: [held.count(kind) for kind in (0, 1)] for number, held in ties.items()}
+    yield from same("samples of two classes of one remainder by earlier versions", EARLIER_TIES, counts)
     yield from _of_few_samples(trial, classes, seed)
     yield from _of_written_fractions(trial, rng)
     yield from _of_many(trial, rng, exact)

@@ -327,9 +327,9 @@ def _of_documents(trial: Trial) -> Iterator[Comparison]:
         yield from same(
             "stream of documents", np.array([stream]), trial.pretrainer.epoch(Tokens(folder, VOCAB, batch=1, seq=5), 0).input_ids
         )
-        for documents in ([], [[]], [[], []]):
-            ask = partial(trial.pretrainer.write, unwritten, documents, VOCAB)
-            yield trial.refuses(f"shards of {len(documents)} documents without tokens", ask, "unwritten", "ValueError")
+        for count in range(3):
+            ask = partial(trial.pretrainer.write, unwritten, [list[int]()] * count, VOCAB)
+            yield trial.refuses(f"shards of {count} documents without tokens", ask, "unwritten", "ValueError")
             yield from same("a folder of no tokens", False, unwritten.exists())
 
 
