@@ -42,6 +42,8 @@ WRITES = {
 }
 """Audited events by which a process changes files, beside opening one to write; two folders change places through ctypes."""
 LATE, KILLED = 30, 9
+UNKNOWN_FLAG = 0x80
+"""No flag of renameat2."""
 
 
 class Files(Door):
@@ -249,20 +251,23 @@ def _prepared(folder: Path, score: torch.nn.Linear) -> tuple[torch.nn.Module, Si
 
 @contextmanager
 def _exchanging(code: int) -> Iterator[None]:
-    """Inside the block the system's library has no call that exchanges two names, or one that ends with that error."""
+    """Inside the block the system's library has no call that exchanges two names, or one that ends with that error.
+
+    EINVAL is what the system itself says, of flags that it does not have: its number is then where the system's library leaves it.
+    """
 
     find = ctypes.CDLL.__getattr__
 
-    def refused(*_: object) -> int:
-        ctypes.set_errno(code)
-        return -1
+    def refused(call: Callable[..., int], *given: Any) -> int:
+        ctypes.set_errno(0 if code == errno.EINVAL else code)
+        return call(*given[:-1], UNKNOWN_FLAG) if code == errno.EINVAL else -1
 
     def found(library: ctypes.CDLL, name: str) -> Any:
         if name != "renameat2":
             return find(library, name)
         if not code:
             raise AttributeError(name)
-        return refused
+        return partial(refused, library[name])
 
     for library in [each for each in gc.get_objects() if issubclass(type(each), ctypes.CDLL)]:
         vars(library).pop("renameat2", None)  # it is kept where it was found before
