@@ -110,13 +110,13 @@ def read_apr(path: Path, *, checksum: bool = True) -> tuple[DecoderConfig, AprTe
     _require_one_order_of_rows(file, config)
     if config.layers > len(entries):
         raise ValueError(f"{path}: {names['num_hidden_layers']} is {config.layers}, and the file holds {len(entries)} tensors in all")
-    head = entries.get(HEAD)
+    head, where = entries.get(HEAD), f"{path}: {names['tie_word_embeddings']}"
     expected = parameter_shapes(config)
     if head is None or not head.size:
-        _require_tied(values.get("tie_word_embeddings", True), path, f"{HEAD} has no content")
+        _require_tied(values.get("tie_word_embeddings", True), where, f"{HEAD} has no content")
         return _tied(file, config, entries, expected)
     tensors = AprTensors(file, _placed(file, config, entries, expected))
-    if _is_tied(values.get("tie_word_embeddings"), tensors, path):
+    if _is_tied(values.get("tie_word_embeddings"), tensors, where):
         return _tied(file, config, entries, expected)
     return config, tensors
 
@@ -229,20 +229,23 @@ def _tied(file: AprFile, config: DecoderConfig, entries: Mapping[str, Entry], ex
     return tied, AprTensors(file, _placed(file, tied, own, parameter_shapes(tied)))
 
 
-def _is_tied(said: Any, tensors: AprTensors, path: Path) -> bool:
-    """Whether a stored output layer is a copy of the embedding; one that the metadata says not to be tied is a tensor of its own."""
+def _is_tied(said: Any, tensors: AprTensors, where: str) -> bool:
+    """Whether a stored output layer is a copy of the embedding; one that the metadata says not to be tied is a tensor of its own.
+
+    `where` are the file and what it calls that.
+    """
     if said is False:
         return False
     same = torch.equal(tensors[HEAD].float(), tensors[EMBEDDING].float())
     if said is not None and not same:
-        _require_tied(said, path, "")
-        raise ValueError(f"{path}: {KEYS['tie_word_embeddings'][0]} is true, but {HEAD} differs from {EMBEDDING}; which one is meant?")
+        _require_tied(said, where, "")
+        raise ValueError(f"{where} is true, but {HEAD} differs from {EMBEDDING}; which one is meant?")
     return same
 
 
-def _require_tied(said: Any, path: Path, why: str) -> None:
+def _require_tied(said: Any, where: str, why: str) -> None:
     if said is not True:
-        raise ValueError(f"{path}: {KEYS['tie_word_embeddings'][0]} is {said!r}; expected true" + (f", for {why}" if why else " or false"))
+        raise ValueError(f"{where} is {said!r}; expected true" + (f", for {why}" if why else " or false"))
 
 
 def _require_finite(path: Path, entry: Entry, tensor: Tensor) -> None:

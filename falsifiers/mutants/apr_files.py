@@ -181,7 +181,11 @@ wrong_steps(
     apr_every_head_tied=("A stored output layer is left out, whatever it holds.", lambda *_: True),
     apr_tied_embeddings_ignored=(
         "The metadata's word on tied embeddings is passed over.",
-        lambda tied, _, tensors, path: tied(None, tensors, path),
+        lambda tied, _, tensors, where: tied(None, tensors, where),
+    ),
+    apr_tied_named_by_its_first_key=(
+        "An error of an output layer names tied_embeddings, whatever the file calls it.",
+        lambda tied, said, tensors, where: tied(said, tensors, where.replace("tie_word_embeddings", "tied_embeddings")),
     ),
 )
 for _module, _attribute, _name, _doc in (
@@ -192,6 +196,12 @@ for _module, _attribute, _name, _doc in (
         "A rope_type that contradicts the names is passed over.",
     ),
     ("impl.apr_checkpoint", "_require_finite", "apr_infinite_weights_accepted", "Weights that are not finite are loaded."),
+    (
+        "impl.apr_checkpoint",
+        "_require_tied",
+        "apr_lost_heads_tied",
+        "An output layer without content is the embedding, though the file says that it is not.",
+    ),
     ("impl.apr", "_require_checksum", "apr_header_checksum_not_checked", "The header's checksum is read and not compared."),
     ("impl.apr", "_require_flags", "apr_flags_ignored", "Compressed, encrypted and column-major files are read as plain ones."),
     ("impl.apr", "_require_after", "apr_order_not_checked", "Names of the index in any order, and twice."),

@@ -2,10 +2,11 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 
@@ -129,10 +130,10 @@ def apr_finite_by_the_sum(require: Step, path: Path, entry: Any, tensor: Any) ->
 
 
 @wrong_step("impl.apr_checkpoint:_is_tied")
-def apr_rounded_copy_tied(tied: Step, said: Any, tensors: Mapping[str, Any], path: Path) -> bool:
+def apr_rounded_copy_tied(tied: Step, said: Any, tensors: Mapping[str, Any], where: str) -> bool:
     """An output layer in a narrower dtype is taken for the embedding where that rounds to it."""
     head, embedding = tensors["lm_head.weight"], tensors["model.embed_tokens.weight"]
-    return bool((said is None and head.equal(embedding.to(head.dtype))) or tied(said, tensors, path))
+    return bool((said is None and head.equal(embedding.to(head.dtype))) or tied(said, tensors, where))
 
 
 @wrong_step("impl.apr:AprFile.require_checksum")
@@ -179,3 +180,32 @@ def apr_positions_up_to_the_default(values: Step, *given: Any) -> Any:
     found, names = values(*given)
     said = found.get("max_position_embeddings")
     return {**found, "max_position_embeddings": min(said, 32_768) if type(said) is int else said}, names
+
+
+@wrong_step("impl.apr_checkpoint:_values")
+def apr_rows_shared_out_among_no_heads(values: Step, file: Any, entries: Mapping[str, Any]) -> Any:
+    """Rows of queries are divided by the number of heads before it is asked whether there are any."""
+    if file.metadata.get("num_heads") == 0:
+        raise ZeroDivisionError("integer division or modulo by zero")
+    return values(file, entries)
+
+
+@wrong_step("impl.apr_checkpoint:_values")
+def apr_rows_of_queries_counted_first(values: Step, file: Any, entries: Mapping[str, Any]) -> Any:
+    """Rows of queries are counted before it is asked whether they have a dimension."""
+    [entry.shape[0] for name, entry in entries.items() if name.endswith("q_proj.weight")]
+    return values(file, entries)
+
+
+@wrong_step("impl.apr:_require_apart")
+def apr_last_of_no_tensors(require: Step, path: Path, entries: Sequence[Any]) -> None:
+    """The last tensor is looked for in a file that has none."""
+    max(entry.start for entry in entries)
+    require(path, entries)
+
+
+@wrong_step("impl.apr:_entries")
+def apr_index_read_beyond_its_end(entries: Step, *given: Any) -> Any:
+    """An index that ends within an entry is an error that does not name the file."""
+    with mock.patch("struct.error", IndexError):
+        return iter([*entries(*given)])

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from blackswan.falsifiers.numeric.apr_format import CODES, NO_WEIGHTS, Image, Stored, plain
+from blackswan.falsifiers.numeric.apr_format import CODES, FIELDS, HEADER, NO_WEIGHTS, Image, Stored, plain
 from blackswan.falsifiers.numeric.comparison import Comparison, value_at_most
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.system.adapter_files import CONFIG, Model, generated
@@ -23,11 +23,14 @@ from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array
 
 NORM, UP = "model.norm.weight", "model.layers.0.mlp.up_proj.weight"
+QUERIES = "model.layers.0.self_attn.q_proj.weight"
 MEMORY = 2**29
 """Bytes of address space that a refusal may take: far below what the files promise, and above the libraries' own reserves."""
 CUTS, FLIPS = 60, 120
 COMPUTED_WITH = ("rope_freqs.weight", "rope_factors_long.weight", "blk.0.attn_sinks.weight")
 """GGUF's names of what other programs compute with and this decoder has no place for; the first one scales Llama 3.1's frequencies."""
+SIZES = {key: NAMES.get(key, (key,)) for key in ("vocab_size", "intermediate_size", "head_dim", *[*NAMES][:5])}
+"""What a file may call each number of its architecture that is one at least."""
 Damage = Callable[[Image], Image]
 
 
@@ -108,6 +111,21 @@ def _long(size: int) -> Damage:
     return change
 
 
+def _data_early(by: int) -> Damage:
+    """The data begin so many bytes too early, for most numbers before the index's last entry ends."""
+
+    def change(file: Image) -> Image:
+        fields = dict(zip(FIELDS, HEADER.unpack(file.pack()[: HEADER.size]), strict=True))
+        return replace(file, header={"data": fields["data"] - by})
+
+    return change
+
+
+def _not_tied(said: str, without: Damage) -> Damage:
+    """The output layer is said not to be the embedding by that key, and has no content."""
+    return lambda file: _said(**{said: False})(without(file))
+
+
 def _half(number: float) -> bytes:
     return np.float16(number).tobytes()
 
@@ -131,6 +149,9 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "two unknown flags": (_flags(0xC000), "flags.*unknown"),
     "fewer tensors than the index": (_header(tensors=3), "index"),
     "more tensors than the index": (_header(tensors=2000), "index"),
+    "no tensors": (_order(lambda _: []), "(num_layers|tensor)"),
+    "one tensor without bytes": (_order(lambda tensors: [replace(tensors[0], name=HEAD, content=b"")]), "(num_layers|tensor)"),
+    **{f"data {by} bytes early": (_data_early(by), "(index|length)") for by in range(8, 128, 8)},
     "index before the metadata": (_header(index=64), "offsets"),
     "metadata in the header": (_header(metadata=40), "offsets"),
     "metadata of more than 16 MiB": (_header(metadata_bytes=2**24 + 1), "metadata length"),
@@ -157,12 +178,25 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "no heads": (_said(num_heads=None), "num_heads"),
     "size as text": (_said(hidden_size="16"), "hidden_size"),
     **{f"{name} as text": (_said(**{key: None, name: "x"}), f"{name} is 'x'") for key, names in NAMES.items() for name in names[1:]},
-    "size below one": (_said(vocab_size=0), "vocab_size"),
+    **{
+        f"{name} of {number}": (_said(**{key: None, name: number}), f"{name} is {number}")
+        for number in (0, -1)
+        for key, names in SIZES.items()
+        for name in names
+    },
     "another size": (_said(intermediate_size=25), "shape"),
     "more layers": (_said(num_layers=2), "model.layers.1"),
     "scaled rotary embedding": (_said(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "rope_scaling"),
     "tied in words": (_said(tied_embeddings="yes"), "tied_embeddings"),
-    "tied and another output layer": (_said(tied_embeddings=True), "tied_embeddings"),
+    **{f"{name} and another output layer": (_said(**{name: True}), f"{name} is true") for name in NAMES["tied_embeddings"]},
+    **{
+        f"{name} false and an output layer {what}": (_not_tied(name, without), f"{name} is False.*{HEAD}")
+        for name in NAMES["tied_embeddings"]
+        for what, without in (
+            ("that is absent", _order(lambda tensors: [each for each in tensors if each.name != HEAD])),
+            ("without bytes", _changed(HEAD, content=b"")),
+        )
+    },
     "unsorted": (_order(lambda tensors: [*tensors[1:], tensors[0]]), "index.*order"),
     "twice": (_order(lambda tensors: [tensors[0], *tensors]), "index.*twice"),
     "under two names": (_again, "token_embd"),
@@ -181,6 +215,7 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     },
     "too few bytes": (_changed(NORM, size=60), f"{NORM}.*60"),
     "no bytes": (_changed(NORM, content=b""), NORM),
+    **{f"no dimension of {name}": (_changed(name, shape=(), content=bytes(4)), name) for name in (NORM, QUERIES)},
     "an output layer of another shape without bytes": (_changed(HEAD, content=b"", shape=(2, 16)), HEAD),
     "column by column": (_tensor(UP, lambda each: replace(each, shape=each.shape[::-1])), UP),
     "overlap": (_changed(UP, offset=0), "overlaps"),
