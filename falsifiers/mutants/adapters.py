@@ -242,6 +242,16 @@ def checkpoint_narrow_copy_dropped(load: Step, folder: Path) -> Any:
 
 
 @wrong_step("impl.checkpoint:load_checkpoint")
+def checkpoint_copy_in_float32_dropped(load: Step, folder: Path) -> Any:
+    """An output layer passes for a copy of the embedding where both are equal in float32."""
+    import torch
+
+    equal = torch.equal
+    with mock.patch("torch.equal", lambda one, other: equal(one.float(), other.float())):
+        return load(folder)
+
+
+@wrong_step("impl.checkpoint:load_checkpoint")
 def checkpoint_damage_ignored(load: Step, folder: Path) -> Any:
     """A folder that cannot be read gives the tensors of another one."""
     try:

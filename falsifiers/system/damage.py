@@ -154,6 +154,18 @@ def _nearly_tied(tensors: dict[str, Array], name: str) -> str:
     return _one_ulp(tensors, "lm_head.weight") and "tie_word_embeddings"
 
 
+def _nearly_tied_in_float64(tensors: dict[str, Array], name: str) -> str:
+    """So different in float64 from an embedding in float32, which does not tell them apart."""
+    tensors["lm_head.weight"] = tensors[name].astype(np.float64)
+    return _one_ulp(tensors, "lm_head.weight") and "tie_word_embeddings"
+
+
+def _both_in_float64(tensors: dict[str, Array], name: str) -> str:
+    """The same beside an embedding in float64."""
+    tensors[name] = tensors[name].astype(np.float64)
+    return _nearly_tied(tensors, name)
+
+
 def _tied_in_half(tensors: dict[str, Array], name: str) -> str:
     """An output layer beside the embedding that it is said to be, which is rounded to 16 bits."""
     tensors["lm_head.weight"] = tensors[name].astype(np.float16)
@@ -192,6 +204,8 @@ CHECKPOINT_DAMAGE: dict[str, Damage] = {
     "misshapen tensor": _weights(_misshapen),
     "integer tensor": _weights(_integers),
     "tied output layer one ulp off": _weights(_nearly_tied, "embed_tokens"),
+    "tied output layer in float64 one ulp off": _weights(_nearly_tied_in_float64, "embed_tokens"),
+    "tied output layer one ulp off, both in float64": _weights(_both_in_float64, "embed_tokens"),
     "tied output layer of another last number": _tied_but_for_the_last,
     "tied output layer rounded to 16 bits": _weights(_tied_in_half, "embed_tokens"),
     "encoder": _checkpoint("decoder|encoder", model_type="bert", architectures=["BertForSequenceClassification"]),
