@@ -315,6 +315,25 @@ def spans_by_one_preadv(read: Step, file: Path, start: int, length: int, state: 
 
 
 @wrong_step("impl.checkpoint:read_span")
+def spans_by_one_pread(read: Step, file: Path, start: int, length: int, state: tuple[int, int]) -> Any:
+    """A tensor is read by one call of pread, which gives 2 GiB at most."""
+    with file.open("rb") as opened:
+        if len(os.pread(opened.fileno(), length, start)) != length:
+            raise ValueError(f"{file}: changed since its header was read")
+    return read(file, start, length, state)
+
+
+@wrong_step("impl.checkpoint:read_span")
+def spans_by_one_raw_read(read: Step, file: Path, start: int, length: int, state: tuple[int, int]) -> Any:
+    """A tensor is read by one call of an unbuffered file, which gives 2 GiB at most."""
+    with file.open("rb", buffering=0) as opened:
+        opened.seek(start)
+        if len(opened.read(length)) != length:
+            raise ValueError(f"{file}: changed since its header was read")
+    return read(file, start, length, state)
+
+
+@wrong_step("impl.checkpoint:read_span")
 def changed_files_read(read: Step, file: Path, start: int, length: int, _: Any) -> Any:
     """A file of weights that has changed since its header was read is read all the same."""
     return read(file, start, length, _state_now(file))

@@ -358,16 +358,23 @@ def _reading(at_most: int) -> Iterator[None]:
         def readinto(self, into: Any) -> int:
             return super().readinto(memoryview(into)[:at_most])
 
+        def read(self, size: int | None = -1) -> Any:
+            return super().read(size if size is None or size < 0 else min(size, at_most))  # all of a file is read by several calls
+
     def opened(file: Any, mode: str = "r", buffering: int = -1, *given: Any, **named: Any) -> Any:
         if mode != "rb":
             return real(file, mode, buffering, *given, **named)
         return Short(file) if buffering == 0 else io.BufferedReader(Short(file))
 
-    def direct(handle: int, into: Sequence[Any], *given: Any) -> int:
-        return preadv(handle, [memoryview(into[0]).cast("B")[:at_most]], *given)
+    def filled(call: Callable[..., int], handle: int, into: Sequence[Any], *given: Any) -> int:
+        return call(handle, [memoryview(into[0]).cast("B")[:at_most]], *given)
 
-    preadv = os.preadv
-    with opening(opened), mock.patch("os.preadv", direct):
+    def new(call: Callable[..., bytes], handle: int, length: int, *given: Any) -> bytes:
+        return call(handle, min(length, at_most), *given)
+
+    shortened = {"readv": filled, "preadv": filled, "read": new, "pread": new}
+    calls: dict[str, Any] = {name: partial(short, getattr(os, name)) for name, short in shortened.items()}
+    with opening(opened), mock.patch.multiple(os, **calls):
         yield
 
 
