@@ -172,6 +172,10 @@ def apr_written_in_the_order_of_the_old(save: Step, *given: Any) -> None:
 
 
 wrong_steps(
+    "impl.apr_write:require_tensors",
+    apr_of_any_tensors=("Tensors in memory are written under the architecture's names and shapes, whatever they are.", lambda *_: None),
+)
+wrong_steps(
     "impl.apr_write:CODES",
     apr_older_codes_written=(
         "AprQ4 and AprQ8 are written with the codes of older files, which newer programs read as others.",

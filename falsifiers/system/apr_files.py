@@ -28,7 +28,7 @@ from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.table import Array
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDING, HEAD, UP = "model.embed_tokens.weight", "lm_head.weight", "model.layers.0.mlp.up_proj.weight"
 ODD = {"vocab": 33, "hidden": 20}
 """A model whose embedding ends within a block."""
 LONG = {"vocab": 9_001, "hidden": 64}
@@ -274,6 +274,7 @@ def written_file(trial: Trial) -> Iterator[Comparison]:
         trial.files.export(base, folder / "parts.apr", dtype, at_most=len(path.read_bytes()) // 40, default="meta")
         yield from same("file of a system that takes few bytes at a call", path.read_bytes(), (folder / "parts.apr").read_bytes())
         yield trial.refuses("over another", partial(trial.files.export, base, path), "model.apr exists", "FileExistsError")
+        yield from _of_other_tensors(trial, base, model.decoder)
         for renames in range(2):
             ask = partial(trial.files.export, base, folder / "half.apr", dtype, renames)
             yield trial.refuses(f"a disk that names {renames} files", ask, r"half\.apr", "OSError")
@@ -291,6 +292,19 @@ def written_file(trial: Trial) -> Iterator[Comparison]:
         trial.files.export(folder / "double", folder / "double.apr", "float32")
         single = {name: value.astype(np.float32) for name, value in double.decoder.items()}
         yield from same_bits(single, trial.files.read_checkpoint(folder / "double.apr"))
+
+
+def _of_other_tensors(trial: Trial, base: Path, tensors: Mapping[str, Array]) -> Iterator[Comparison]:
+    """Tensors in memory one of which is missing, is not the architecture's or has another shape are refused by its name."""
+    own = {name: value for name, value in tensors.items() if name != UP}
+    for kind, name, others in (
+        ("one less", UP, own),
+        ("one more", "surplus", {**tensors, "model.surplus.weight": tensors[UP]}),
+        ("as many numbers in another shape", UP, {**own, UP: tensors[UP].reshape(1, -1)}),
+    ):
+        ask = partial(trial.files.export, base, base.with_name("other.apr"), "float32", tensors=others)
+        yield trial.refuses(f"a model in memory of {kind}", ask, re.escape(name), "ValueError")
+        yield from same(f"files of a refused model of {kind}", [], [each.name for each in base.parent.glob("*other*")])
 
 
 def _short(dtype: str) -> str:

@@ -216,12 +216,17 @@ class Files(Door):
         renames: int | None = None,
         at_most: int | None = None,
         default: str = "cpu",
+        tensors: Mapping[str, Array] | None = None,
     ) -> None:
-        """A checkpoint as an .apr file; on a disk that fails to rename after so many times, from a system that takes so many bytes of a
-        file at most at a call, as Linux takes 2 GiB, and under that default device of torch's, of which `meta` has no numbers."""
+        """A checkpoint as an .apr file, or its architecture with those tensors from memory; on a disk that fails to rename after so many
+        times, from a system that takes so many bytes of a file at most at a call, as Linux takes 2 GiB, and under that default device of
+        torch's, of which `meta` has no numbers."""
+        loaded = checkpoint.load_checkpoint(model)
+        if tensors is not None:
+            loaded = checkpoint.Checkpoint(loaded.config, {name: to_torch(value) for name, value in tensors.items()})
         writes = nullcontext() if at_most is None else writing(at_most)
         with nullcontext() if renames is None else _renaming(renames), writes, torch.device(default):
-            apr_write.export_apr(checkpoint.load_checkpoint(model), model, output, dtype)
+            apr_write.export_apr(loaded, model, output, dtype)
 
     def load_tokenizer(self, folder: Path) -> int:
         """The number of ids of a checkpoint's tokenizer."""
