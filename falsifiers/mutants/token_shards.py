@@ -232,6 +232,13 @@ def _name(entry: Any) -> str:
     return str(entry["file"])
 
 
+@wrong_step("impl.token_shards:_open_shard")
+def token_shards_opened_to_be_written(opened: Any, path: Path, *given: Any) -> Any:
+    """A shard is opened to be written as well, which whoever may only read it cannot."""
+    path.open("r+b").close()
+    return opened(path, *given)
+
+
 @wrong_step("impl.token_shards:write_shards")
 def tokens_that_were_added_are_none(write: Any, folder: Path, documents: Any, vocab: int, *given: Any) -> Any:
     """The tokens of a vocabulary are its words, without those that were added to them."""
