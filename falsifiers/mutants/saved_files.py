@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
 from blackswan.falsifiers.mutants.changes import of_result
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
@@ -425,6 +426,15 @@ def prepared_as_frozen_as_it_was(prepare: Step, model: Any, folder: Path) -> Non
     trained = model.score.weight.requires_grad
     prepare(model, folder)
     model.score.requires_grad_(trained)
+
+
+@wrong_step("impl.adapter:prepare_sequence_classifier")
+def prepared_with_its_own_head(prepare: Step, model: Any, folder: Path) -> None:
+    """A sequence classifier keeps its own head, which nobody has trained, where the file has none."""
+    places = [folder / name for name in ("head.safetensors", "adapter_model.safetensors")]
+    file = next((place for place in places if place.is_file()), None)
+    if file is None or any(name.endswith("score.weight") for name in load_file(file)):
+        prepare(model, folder)
 
 
 @wrong_step("impl.adapter:_PeftConfig.rank")

@@ -193,7 +193,7 @@ def _checksums(folder: Path, merged: bool) -> list[Comparison]:
 
 def _prepared(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
     """transformers' classes are given the head, bias and all, in their dtype, of an adapter or a merged checkpoint, where the
-    model is; those pool the last token, and another pooling is refused of either.
+    model is; those pool the last token, and another pooling is refused of either, as is a file that has lost the head.
     """
     dtype = str(trial.rng("prepared").choice(["float32", "bfloat16", "float16"]))
     advised = "prepare_sequence_classifier" in read_json(folder / BESIDE)["transformers"]
@@ -207,6 +207,7 @@ def _prepared(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
     weight, bias = (model.trainable[name].astype(STORAGE[dtype]) for name in ("score.weight", "score.bias"))
     wider = partial(trial.files.prepared_head, folder, model.scalars["hidden"] + 1)
     refused = [*told, trial.refuses("a model of another width", wider, f"{model.scalars['hidden']} inputs", "ValueError")]
+    refused.append(_without_a_head(trial, model, folder))
     bare = model.write_peft(folder.with_name(f"bare {folder.name}"), head_bias=False)
     given = trial.files.prepared_head(bare, model.scalars["hidden"], dtype)
     refused += same("head without a bias for transformers", PreparedHead(weight, np.zeros_like(bias), len(bias), len(bias)), given)
@@ -214,6 +215,16 @@ def _prepared(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
     dtypes = same("dtype of the head for transformers", dtype, str(found.weight.dtype))
     dtypes += same("place of the head for transformers", ["meta", "meta"], trial.files.prepared_places(folder, model.scalars["hidden"]))
     return [*refused, *dtypes, *same("head for transformers", PreparedHead(weight, bias, len(bias), len(bias)), found)]
+
+
+def _without_a_head(trial: Trial, model: Model, folder: Path) -> Comparison:
+    """A file whose head was not saved is refused by its name and that of the tensor."""
+    lost = Path(shutil.copytree(folder, folder.with_name(f"headless {folder.name}")))
+    stored = {file: load_file(file) for file in lost.glob("*.safetensors")}
+    file, tensors = next((file, each) for file, each in stored.items() if any(name.endswith("score.weight") for name in each))
+    save_file({name: value for name, value in tensors.items() if not name.endswith("score.weight")}, file)
+    ask = partial(trial.files.prepared_head, lost, model.scalars["hidden"])
+    return trial.refuses(f"head of {lost.name}", ask, rf"{re.escape(file.name)}.*score\.weight", "ValueError")
 
 
 def has_pt_metadata(file: Path) -> list[Comparison]:
