@@ -377,7 +377,7 @@ def _reading(at_most: int) -> Iterator[None]:
     def new(call: Callable[..., bytes], handle: int, length: int, *given: Any) -> bytes:
         return call(handle, min(length, at_most), *given)
 
-    shortened = {"readv": filled, "preadv": filled, "read": new, "pread": new}
+    shortened: dict[str, Callable[..., Any]] = {"readv": filled, "preadv": filled, "read": new, "pread": new}
     calls: dict[str, Any] = {name: partial(short, getattr(os, name)) for name, short in shortened.items()}
     with opening(opened), mock.patch.multiple(os, **calls):
         yield

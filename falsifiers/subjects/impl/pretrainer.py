@@ -249,7 +249,7 @@ class Pretrainer(Door):
         """The hash of an optimiser's state, in hexadecimal."""
         return decoder_optimiser.state_hash({name: torch.tensor(value, device=self._device) for name, value in moments.items()}, steps)
 
-    def _random(self, architecture: Architecture, seed: int, *, turned: bool) -> Decoder:
+    def _random(self, architecture: Architecture, seed: int, *, turned: bool = False) -> Decoder:
         decoder = pretrain.random_decoder(config_of(architecture), seed=seed, device=self._device)
         for parameter in decoder.parameters() if turned else ():
             parameter.data = parameter.data.t().contiguous().t()
