@@ -18,7 +18,7 @@ from blackswan.falsifiers.system.adapter_files import CONFIG, Model, generated
 from blackswan.falsifiers.system.apr_files import HEAD, LONG, image, metadata, same_bits
 from blackswan.falsifiers.system.apr_spellings import NAMES
 from blackswan.falsifiers.system.damage import changed_meanwhile
-from blackswan.falsifiers.system.token_streams import most_held
+from blackswan.falsifiers.system.footprint import most_held
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array
 

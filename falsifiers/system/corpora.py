@@ -9,8 +9,9 @@ from pathlib import Path
 
 from blackswan.falsifiers.data import CLASSES, CORPUS_HELDOUT, CORPUS_TRAIN
 from blackswan.falsifiers.numeric.answers import SubjectError
-from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.numeric.comparison import Comparison, value_at_most
 from blackswan.falsifiers.subjects.doors.files import CorpusFile, Label
+from blackswan.falsifiers.system.footprint import most_held
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.falsifiers.system.written import written
@@ -52,6 +53,8 @@ def _handled(path: Path) -> None:
     path.rename(path.with_suffix(".moved"))
 
 
+LONGEST_LINE, ONE_LINE = 10_000_000, 2**25
+"""Bytes that a line may have, and of a file that is one line."""
 BAD_LINES: dict[str, tuple[str | bytes, str]] = {
     "label out of range": ('{"input": "ls", "label": 5}', "label"),
     "negative label": ('{"input": "ls", "label": -1}', "label"),
@@ -118,8 +121,14 @@ def refuses_corpus(trial: Trial) -> Iterator[Comparison]:
     with tempfile.TemporaryDirectory() as folder:
         file = CorpusFile(Path(folder) / "corpus.jsonl", 5)
         yield trial.refuses("no file", lambda: trial.corpora.load(file), file.path.name, "FileNotFoundError")
+        ask = partial(trial.corpora.load, file)
         file.path.touch()
-        yield trial.refuses("empty file", lambda: trial.corpora.load(file), file.path.name, "ValueError")
+        yield trial.refuses("empty file", ask, file.path.name, "ValueError")
+        os.truncate(file.path, ONE_LINE)  # as a file that is no text, or an array of JSON
+        refuse = partial(trial.refuses, "a file of one line", ask, rf"{file.path.name}:1\b", "ValueError")
+        beyond = max(0.0, most_held(refuse) / LONGEST_LINE - 3)  # a part is joined to what was read before, and cut
+        yield value_at_most("held of a file of one line beyond three of the longest lines, in such lines", beyond, 1)
+        yield refuse()
 
 
 def _refuses_changes(trial: Trial, lines: Sequence[bytes]) -> list[Comparison]:

@@ -2,7 +2,8 @@
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -457,3 +458,13 @@ def _kept_by_layers(trial: Trial, work: Workload) -> list[Comparison]:
         value_at_least(f"{name}: gradients", part.get("gradients", 0), (min(work.accumulation, HELD) + 1) * gradient),
         value_at_least(f"{name}: total above that of one", whole.total - alone, (min(work.accumulation, HELD) - 1) * gradient),
     ]
+
+
+def most_held(ask: Callable[[], object]) -> int:
+    """The most bytes that Python and NumPy hold at any time of that call."""
+    tracemalloc.start()
+    try:
+        ask()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

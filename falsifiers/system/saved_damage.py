@@ -44,8 +44,8 @@ from blackswan.falsifiers.system.derived_damage import (
 from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Trial
 
-LARGE = 20_000
-"""Classes, and a rank, by which tensors have more than a MiB where a hidden state has 16."""
+LARGE, HUGE = 20_000, 300_000
+"""Classes, and a rank, by which tensors have more than a MiB where a hidden state has 16; and classes by which a head has more than 16."""
 IRRELEVANT = ("auto_mapping", "inference_mode", "lora_dropout", "revision", "task_type", "base_model_name_or_path")
 """Keys of an adapter_config.json of which nothing is computed; the last one is looked at where no base is given."""
 
@@ -151,6 +151,10 @@ def refuses_saved(trial: Trial) -> Iterator[Comparison]:
         yield from same("shape of answers by one thread and by three", of_large(threads=1).shape, of_large(threads=3).shape)
         yield from _beside_another_base(trial, model, Path(parent))
         yield from judged(trial, large, _ulps(large, ADAPTER_WEIGHTS), of_large)
+        huge = Path(parent) / "huge"
+        trial.classifiers.saved_on_random({**model.scalars, "vocab": 260}, {**settings, "num_classes": HUGE}, huge)
+        of_huge = partial(trial.commands.library, "probabilities", huge, TEXTS[:1])
+        yield from judged(trial, huge, _ulps(huge, ADAPTER_WEIGHTS, "score.weight"), of_huge)
 
 
 def _beside_another_base(trial: Trial, model: Model, parent: Path) -> list[Comparison]:
@@ -166,10 +170,10 @@ def _beside_another_base(trial: Trial, model: Model, parent: Path) -> list[Compa
     return same("answers of an adapter beside another base of that name", *answers)
 
 
-def _ulps(folder: Path, file: str) -> Iterator[Damage]:
-    """Each tensor one ulp off."""
+def _ulps(folder: Path, file: str, ends: str = "") -> Iterator[Damage]:
+    """Each tensor, or one of that end of its name, one ulp off."""
     whole = load((folder / file).read_bytes())
-    for name, value in whole.items():
+    for name, value in ((name, value) for name, value in whole.items() if name.endswith(ends)):
         changed = value.copy()
         one_ulp_off(changed)
         yield Damage(f"{file}: {name} of {value.size:,} numbers one ulp off", {file: save({**whole, name: changed})}, f"{file}.*tensor")

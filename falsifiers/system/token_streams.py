@@ -6,7 +6,6 @@ import os
 import resource
 import sys
 import tempfile
-import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +22,7 @@ from blackswan.falsifiers.numeric.comparison import Comparison, value_at_most
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.subjects.doors.files import StreamRows, Tokens
 from blackswan.falsifiers.system.corpora import overwritten
+from blackswan.falsifiers.system.footprint import most_held
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array
@@ -386,16 +386,6 @@ def _corpus_beyond_memory(trial: Trial) -> Comparison:
         corpus.write_text(DOCUMENTS * (json.dumps({"text": "ls -l " * WORDS}) + "\n"))
         peak = most_held(partial(trial.pretrainer.tokenized, corpus, CHECKPOINT))
         return value_at_most("share of a corpus in memory", peak / corpus.stat().st_size, 1.0)
-
-
-def most_held(ask: Callable[[], object]) -> int:
-    """The most bytes that Python and NumPy hold at any time of that call."""
-    tracemalloc.start()
-    try:
-        ask()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
 
 
 def _beyond_32_bits(trial: Trial) -> list[Comparison]:
