@@ -358,7 +358,7 @@ def labels_of_one_sample_in_a_row(samples: Step, self: Any) -> Any:
 @wrong_step("impl.corpus:lines_of")
 def corpus_of_one_line_read_whole(lines_of: Callable[..., Any], file: Any, name: str) -> Iterator[bytes]:
     """Of a file without line ends all is in memory before it is refused."""
-    held = (whole := file.read()), whole.splitlines()
+    held = (whole := file.read()), whole.decode("latin-1")
     file.seek(0)
     yield from lines_of(file, name)
     del held

@@ -363,3 +363,19 @@ def pretrain_moves_copies_of_turned_weights(step: Callable[..., None], self: Any
     step(self, *given)
     for parameter, before in turned:
         parameter.detach().copy_(before)
+
+
+@wrong_step("impl.pretrain:StepFn._origin")
+def pretrain_origin_in_the_whole_batch(origin: Callable[..., Any], self: Any, batch: Any) -> Any:
+    """What is not finite is looked for in all rows of a batch at once, which are more than a device may hold."""
+    size, self.micro_batch = self.micro_batch, 3 * len(batch.input_ids)
+    try:
+        return origin(self, batch)
+    finally:
+        self.micro_batch = size
+
+
+@wrong_step("impl.pretrain:ValFn.__call__")
+def validation_batches_listed(validate: Callable[..., Any], self: Any, stream: Any) -> Any:
+    """All held-out batches are in memory before the first is computed."""
+    return validate(self, iter([*stream]))

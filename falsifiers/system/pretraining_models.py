@@ -47,6 +47,8 @@ LONG_ROW = 2**16 + 200
 END = 1  # <eos> of the shipped tokenizer
 STEPS = 8
 """A decoder that is trained by hand has a schedule of so many."""
+HELD = 2
+"""Batches of a validation that may be in memory: the one that is computed, and the next."""
 BROKEN = (("swiglu", 1), ("gradient of swiglu", 0), ("gradient of swiglu", 1), ("clip_by_global_norm", 0))
 """Operations at which a step breaks off, with the number of the call."""
 OF_SUMS = 1e-4
@@ -126,10 +128,12 @@ def validation_is_pure(trial: Trial, *, share: float) -> list[Comparison]:
         decoder.train(_ids(trial, 0))
         trained = decoder.held()
         decoder.validate(tokens, micro)
+        held = decoder.validation_batches_held(tokens)
     stored = load_file(CHECKPOINT / WEIGHTS)
     return [
         value_at_most("held-out loss", loss, share * float(np.log(vocab))),
         *same("loss again", loss, again),
+        value_at_most("batches of a validation that are held", held, HELD),
         *same("before validation", stored, before),
         *same("after validation", (stored, frozen), after),
         *same("trainable parameters, and gradients, after a step", ([*before], []), trained),
@@ -280,6 +284,7 @@ def non_finite_stops_the_run(trial: Trial) -> Iterator[Comparison]:
         where = r"(\(\w+\)|norm)" if value == HUGE else re.escape(name)
         step = partial(decoder.train, _ids(trial, made))
         yield trial.refuses(f"{value} in {name}", step, f"step {made + 1}.*{where}", "FloatingPointError")
+        yield from same(f"rows at a time after {value} in {name}", 2, decoder.most_rows(_ids(trial, made)))
         yield from same(f"after {value} in {name}", before, {**decoder.parameters(), **_state(decoder)})
     yield _non_finite_at_last(trial, {**architecture, "tied": False})
 

@@ -58,7 +58,7 @@ def refuses_training_state(trial: Trial) -> Iterator[Comparison]:
         ask = _on_a_copy(folder, lambda copy: trial.trainer.fit(problem, copy, Plan(resume=True)).result)
         damages = [*_progress_damage(folder / STATE, rng), *_tensor_damage(folder / STATE, rng), *_other_files(folder / STATE)]
         damages += forms(folder, RUN, rng)
-        damages.append(Damage("the state of another run", {STATE: (other / STATE).read_bytes()}, "state.*another run"))
+        damages.append(Damage("the state of another run", {STATE: (other / STATE).read_bytes()}, "/state: .*another run"))
         for key in IDENTITY:
             value = json.loads((folder / RUN).read_text())[key]
             damages += [edited(folder, RUN, {key: each}) for each in (ABSENT, another(value), other_types(value)[0])]
@@ -66,8 +66,8 @@ def refuses_training_state(trial: Trial) -> Iterator[Comparison]:
         settings = json.loads((folder / RUN).read_text())["settings"]
         without = str(rng.choice([name for name, value in settings.items() if value is None]))
         damages += [
-            edited(folder, RUN, {f"settings/{name}": value}, rf"run\.json.*settings\.{name}")
-            for name, value in ((without, ABSENT), ("surplus", None))
+            edited(folder, RUN, {f"settings/{name}": value}, rf"run\.json.*settings\.{name} is in {has},")
+            for name, value, has in ((without, ABSENT, "this run"), ("surplus", None, "the file"))
         ]
         yield from judged(trial, folder, damages, ask)
         bare = folder.with_name("a state alone")

@@ -274,6 +274,15 @@ class TrainedDecoder(Session):
         """The loss of an optimiser step on all parameters, on rows [batch, seq] without padding."""
         return self._step.train(TokenBatch(torch.from_numpy(input_ids), torch.ones(input_ids.shape, dtype=torch.bool))).loss
 
+    def most_rows(self, input_ids: Array) -> int:
+        """The most rows that are computed at a time, two being a micro-batch, by a step whose numbers are not finite."""
+        rows = [0]
+        hook = self._decoder.register_forward_pre_hook(lambda _, given: rows.append(len(given[0])))
+        with suppress(FloatingPointError):
+            self.train(input_ids)
+        hook.remove()
+        return max(rows)
+
     def clip_nothing(self) -> None:
         """No limit holds for the norm of the next steps."""
         self._step.max_norm = math.inf
@@ -330,6 +339,20 @@ class TrainedDecoder(Session):
         validate = pretrain.ValFn(self._decoder, micro_batch)
         validate(islice(_batches(tokens).epoch(0), 1))
         return validate(_batches(tokens).epoch(0))
+
+    def validation_batches_held(self, tokens: Tokens) -> int:
+        """The most batches of an epoch that live at one time while it is validated on."""
+        held, most = WeakSet[TokenBatch](), 0
+
+        def epoch() -> Iterator[TokenBatch]:
+            nonlocal most
+            for batch in _batches(tokens).epoch(0):
+                held.add(batch)
+                most = max(most, len(held))
+                yield batch
+
+        pretrain.ValFn(self._decoder, 1)(epoch())
+        return most
 
     def save(self, output: Path, tokenizer: Path, step: int, meanwhile: Callable[[], object] = lambda: None) -> Path:
         """Writes the checkpoint after a step, and returns its folder. `meanwhile` is what happens between the run's start and that step."""
