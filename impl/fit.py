@@ -135,6 +135,7 @@ def fit(
     for workers that were given or that hold different ones, and for a damaged state. Raises a FloatingPointError that names the origin of a
     NaN or infinity, with nothing changed by that step, and KeyboardInterrupt, from which the run can be continued.
     """
+    output = output.absolute()  # a callback may leave the folder that its name begins in
     run = _Run(pipeline, train, validation if validation is not None and len(validation) else None, output)
     if save_every is not None:
         require_count("save_every", save_every)

@@ -109,6 +109,7 @@ def pretrain(
     ValueError for no tokens to train on, for a run whose every rate is 0 and for a state of another run, an InUseError where another
     process writes the output, and what the step raises.
     """
+    output, tokenizer = output.absolute(), tokenizer.absolute()  # a callback may leave the folder that their names begin in
     if len(train) == 0:
         raise ValueError(f"{train.shards.folder}: {len(train.shards)} tokens; expected at least two, one of them to predict")
     run = _Run(decoder, train, validation, settings, output, tokenizer, special)

@@ -359,3 +359,9 @@ def failed_run_leaves_its_trainer(start: Any, self: Any, total_steps: int | None
     """A run that ends at a number which is not finite leaves its schedule and its moments to the steps after it."""
     failed = total_steps is None and isinstance(sys.exception(), FloatingPointError)
     return self.trainer if failed else start(self, total_steps, *given)
+
+
+@wrong_step("impl.fit:_Run.__init__")
+def run_of_the_current_folder(init: Any, self: Any, pipeline: Any, train: Any, validation: Any, output: Path) -> None:
+    """A run goes on in another folder when the program leaves the one that its output's name begins in."""
+    init(self, pipeline, train, validation, Path(os.path.relpath(output)))

@@ -70,7 +70,8 @@ class Plan:
     times, to a handler of the program's own where `handled`, to nobody where `ignored`, as under nohup; the model that it ended goes on
     with the run where `going_on`. A run `aside` is made by another thread than the main one. `copies` gets a folder `NUMBER EVENT` for each
     event of the process, as a kill would leave the run's. The model was fitted to the samples `before` already, in another folder. The
-    system takes `at_most` so many bytes of what a call writes, and `slowly` what another thread than that of the steps writes. Before the
+    folder is named from the one around it, which the program leaves after the first step, where it is `leaving`. The system takes
+    `at_most` so many bytes of what a call writes, and `slowly` what another thread than that of the steps writes. Before the
     model goes on, `a label` of the same samples or `a weight` of its base is another one, as `edited` says. Where the run is in this
     process, `default` is torch's default dtype, and where it is `elsewhere` its default device holds no numbers.
     """
@@ -91,6 +92,7 @@ class Plan:
     copies: Path | None = None
     before: Corpus | None = None
     at_most: int | None = None
+    leaving: bool = False
     slowly: bool = False
     edited: str = ""
     default: str = "float32"

@@ -5,11 +5,12 @@ import dataclasses
 import io
 import json
 import math
+import os
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, chdir, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -198,6 +199,12 @@ class _Part:
     answer: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
+def _leaving(on_step: Callable[..., None], *given: Any) -> None:
+    """Hears of a step, after which the program is in another folder."""
+    on_step(*given)
+    os.chdir("/")
+
+
 def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, plan: Plan, journals: Path | None) -> _Part:
     """One worker's part; where its notes go to a folder, in a process of its own, which ends with the run."""
     pipeline = _pipeline(problem, device, group)
@@ -214,10 +221,12 @@ def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, pla
         pipeline.fit(_samples(problem, plan.before), validation, folder.with_name(f"before {folder.name}"))
     watch = Watch(pipeline, plan, event, journals and journals / str(group.rank))
     before, quantised, result, stopped = _frozen(pipeline), _quantised(pipeline), None, ""
-    fit = partial(pipeline.fit, train, validation, folder, save_every=plan.save_every, on_step=watch.step, on_epoch=watch.epoch)
+    on_step = partial(_leaving, watch.step) if plan.leaving else watch.step
+    output, around = (Path(folder.name), chdir(folder.parent)) if plan.leaving else (folder, nullcontext())
+    fit = partial(pipeline.fit, train, validation, output, save_every=plan.save_every, on_step=on_step, on_epoch=watch.epoch)
     short = writing(plan.at_most) if plan.at_most else nullcontext()
     disk = slow(until_the_next_step(pipeline.classifier.trainable_parameters().values())) if plan.slowly else nullcontext()
-    with reading(watch.read), watch.clock(), _of_the_process(problem) as process, _handled(plan) as handled, short, disk:
+    with reading(watch.read), watch.clock(), _of_the_process(problem) as process, _handled(plan) as handled, short, disk, around:
         try:
             with ThreadPoolExecutor(1) as thread, torch.device("meta") if plan.elsewhere else nullcontext():
                 run = partial(fit, resume=plan.resume)
