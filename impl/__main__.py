@@ -67,7 +67,7 @@ def _parsed(arguments: Sequence[str], prog: str) -> argparse.Namespace:
 def _guarded(options: argparse.Namespace, name: str) -> int:
     """Runs a command; what can go wrong for reasons outside the program becomes a message and a status."""
     try:
-        with _escaping(sys.stdout):
+        with _escaping(sys.stdout), _written(sys.stdout):
             return _run(COMMANDS[options.command].run, options, name)
     except KeyboardInterrupt:
         return _say(name, Interrupted("interrupted"), INTERRUPTED)
@@ -110,11 +110,36 @@ def _escaping(stream: TextIO) -> Iterator[None]:
     stream.reconfigure(errors=ESCAPING[errors])
     try:
         yield
-    except BaseException:
-        with suppress(OSError):  # it flushes; what ended the command is told, not that nobody reads
-            stream.reconfigure(errors=errors)
+    finally:
+        stream.reconfigure(errors=errors)
+
+
+@contextmanager
+def _written(stream: TextIO | None) -> Iterator[None]:
+    """At its end what was printed inside is written, or an OSError raised."""
+    try:
+        yield
+        if stream is not None:
+            stream.flush()
+    except BaseException:  # what ended the command is told, not that nobody reads
+        if stream is not None:
+            _write_or_drop(stream)
         raise
-    stream.reconfigure(errors=errors)
+
+
+def _write_or_drop(stream: TextIO) -> None:
+    """What cannot be written is dropped: Python would try it again at its own end, and end with a status of its own, 120."""
+    try:
+        stream.flush()
+    except OSError:
+        with Path(os.devnull).open("wb") as nobody, suppress(OSError):  # a stream without a descriptor has none to lend
+            own = os.dup(number := stream.fileno())
+            os.dup2(nobody.fileno(), number)
+            try:
+                stream.flush()
+            finally:
+                os.dup2(own, number)
+                os.close(own)
 
 
 def _run(run: Callable[[argparse.Namespace], None], options: argparse.Namespace, name: str) -> int:

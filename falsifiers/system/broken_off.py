@@ -27,6 +27,8 @@ LARGE = 1 << 22
 """Bytes, more than any other file of a small run has."""
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
 """A defect of a kernel, which speaks of memory and is no lack of it."""
+FULL = Path("/dev/full")
+"""A file to which nothing can be written: its disk is full."""
 SPECIAL = {"eos_token_id": [1, 3], "pad_token_id": 0}
 """Two tokens that end texts, as models that chat have them, and token 0 for padding, whose id must not be taken for none."""
 
@@ -96,6 +98,9 @@ def broken_off_commands_say_so(trial: Trial) -> Iterator[Comparison]:
         for name, arguments in reading.items():
             yield from _without_room(trial, name, problem.folder, int(rng.integers(1, 12)), arguments)
         yield from _ends(trial, reading["evaluate"])
+        yield from _not_printed(
+            trial, ("summary", f"--adapter={run}", f"--model={problem.base}"), (*reading["evaluate"], "--json"), reading["predict"]
+        )
         yield from _interrupted(trial, problem, pretrain, rng)
 
 
@@ -108,6 +113,15 @@ def _unread(trial: Trial, folder: Path, *runs: tuple[object, ...]) -> Iterator[C
         )
         if said.status == 0:
             yield broken(f"status of {arguments[0]} that breaks off because nobody reads it", "says that the run is done", "not 0", 0)
+
+
+def _not_printed(trial: Trial, *commands: tuple[object, ...]) -> Iterator[Comparison]:
+    """A command whose output cannot be written, or is read by nobody any more, is not said to be done, also where it is short."""
+    for name, *given in commands:
+        for output, errors, code in ((FULL, "strict", errno.ENOSPC), (FULL, "replace", errno.ENOSPC), (None, "strict", errno.EPIPE)):
+            said = trial.commands.not_printed(output, name, *given, errors=errors)
+            what = f"end of {name} that prints to {output or 'a pipe without a reader'}, errors={errors}"
+            yield from same(what, (1, True), (said.status, os.strerror(code) in said.err))
 
 
 def _ends(trial: Trial, arguments: tuple[object, ...]) -> Iterator[Comparison]:

@@ -242,6 +242,23 @@ class Commands(Door):
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
 
+    def not_printed(self, output: Path | None, *arguments: object, errors: str = "strict") -> Said:
+        """A command whose standard output is that file, or where there is none a pipe that nobody reads any more. The status is 120 where
+        Python, which writes at its end what a program has printed and not written, ends with that because it cannot."""
+        if output is None:
+            reader, number = os.pipe()
+            os.close(reader)
+        else:
+            number = os.open(output, os.O_WRONLY)
+        out, err = open(number, "w", encoding="utf-8", errors=errors), io.StringIO()  # noqa: PTH123, SIM115  its end may fail
+        with redirect_stdout(out), redirect_stderr(err):
+            status = command.main(self._given(arguments))
+        try:
+            out.close()
+        except OSError:
+            status = 120
+        return Said(status, "", err.getvalue())
+
     def killed(self, folder: Path, kill: Kill | None, *arguments: object) -> Rank:
         """A command in a process of its own, which is killed at that event of the folder's files; its end and the events up to there."""
         (outcome,) = on_ranks(_watched, 1, (folder, kill, self._given(arguments)), self._device)
