@@ -150,7 +150,7 @@ def write_shards(folder: Path, documents: Iterable[Sequence[int]], vocab: int, s
     """Writes documents, lists of ids below `vocab`, one after another; returns the number of tokens.
 
     The folder appears whole or not at all. Raises a FileExistsError where it exists, and a ValueError that names the document for an id
-    outside the vocabulary and for a stream without tokens.
+    outside the vocabulary or one that is no integer, and for a stream without tokens.
     """
     if shard_tokens < 1:
         raise ValueError(f"shard_tokens is {shard_tokens}: expected at least 1")
@@ -212,6 +212,8 @@ def _checked(documents: Iterable[Sequence[int]], vocab: int) -> Iterator[Sequenc
         if len(ids) and not 0 <= min(ids) <= max(ids) < vocab:
             wrong = next(position for position, token in enumerate(ids) if not 0 <= token < vocab)
             raise ValueError(f"document {number}: token {wrong} is {ids[wrong]}, but the vocabulary has {vocab} tokens, 0 to {vocab - 1}")
+        if (found := np.asarray(ids).dtype).kind not in "biu" and len(ids):
+            raise ValueError(f"document {number}: its tokens are of {found}; expected integers, to which none is rounded")
         yield ids
 
 

@@ -301,3 +301,9 @@ def pretrain_writes_before_it_refuses(require: Any, self: Any, *given: Any) -> N
 wrong_step("impl.token_shards:tokenize", name="corpus_held_in_memory", doc="A corpus is read whole before it is made into tokens.")(
     lambda tokenize, *given: iter([*tokenize(*given)])
 )
+wrong_step("impl.token_shards:_pieces", name="token_shards_all_before_the_first", doc="All tokens are there before a shard is written.")(
+    lambda pieces, *given: iter([*pieces(*given)])
+)
+wrong_step("impl.token_shards:_checked", name="token_ids_cut_to_integers", doc="Tokens that are no integers are cut to some.")(
+    lambda checked, documents, vocab: checked(([int(token) for token in document] for document in documents), vocab)
+)

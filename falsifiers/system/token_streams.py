@@ -347,11 +347,12 @@ def stream_too_short(trial: Trial) -> Iterator[Comparison]:
     yield from _beyond_32_bits(trial)
     yield _beyond_memory(trial)
     yield _corpus_beyond_memory(trial)
+    yield _tokens_beyond_memory(trial)
 
 
 def _of_documents(trial: Trial) -> Iterator[Comparison]:
     """A document without a token adds nothing to a stream, be it the first, the last or between others; of such alone no shards are
-    written."""
+    written. One with a token that is no integer is refused by its number."""
     with tempfile.TemporaryDirectory() as parent:
         folder, unwritten = Path(parent) / "tokens", Path(parent) / "unwritten"
         stream = trial.rng("documents").integers(0, VOCAB, 5).tolist()
@@ -363,6 +364,11 @@ def _of_documents(trial: Trial) -> Iterator[Comparison]:
             ask = partial(trial.pretrainer.write, unwritten, [list[int]()] * count, VOCAB)
             yield trial.refuses(f"shards of {count} documents without tokens", ask, "unwritten", "ValueError")
             yield from same("a folder of no tokens", False, unwritten.exists())
+        for kind in ("list", "array", "tensor"):
+            yield from same(f"tokens of a {kind}", 3, trial.pretrainer.write(Path(parent) / kind, [[1, 2], [3]], VOCAB, kind=kind))
+            ask = partial(trial.pretrainer.write, unwritten, [[1, 2], [3, 1.5]], VOCAB, kind=kind)
+            yield trial.refuses(f"a {kind} with a token that is no integer", ask, "document 1", "TypeError|ValueError")
+            yield from same("a folder of refused tokens", False, unwritten.exists())
 
 
 def _beyond_memory(trial: Trial) -> Comparison:
@@ -386,6 +392,15 @@ def _corpus_beyond_memory(trial: Trial) -> Comparison:
         corpus.write_text(DOCUMENTS * (json.dumps({"text": "ls -l " * WORDS}) + "\n"))
         peak = most_held(partial(trial.pretrainer.tokenized, corpus, CHECKPOINT))
         return value_at_most("share of a corpus in memory", peak / corpus.stat().st_size, 1.0)
+
+
+def _tokens_beyond_memory(trial: Trial) -> Comparison:
+    """Python and NumPy hold some shards and a document, and not all tokens, while shards are written."""
+    count, length, shard = 100, 10_000, 20_000
+    with tempfile.TemporaryDirectory() as parent:
+        documents = ([trial.seed % VOCAB] * length for _ in range(count))
+        peak = most_held(partial(trial.pretrainer.write, Path(parent) / "tokens", documents, VOCAB, shard))
+        return value_at_most("share of all tokens in memory while shards are written", peak / (2 * count * length), 0.3)
 
 
 def _beyond_32_bits(trial: Trial) -> list[Comparison]:

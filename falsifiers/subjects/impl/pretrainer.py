@@ -6,7 +6,7 @@ import gc
 import hashlib
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
@@ -160,9 +160,10 @@ class Pretrainer(Door):
         encoder = token_shards.load_encoder(checkpoint / "tokenizer.json")
         return sum(map(len, token_shards.tokenize(corpus, encoder, 0)))
 
-    def write(self, folder: Path, documents: Sequence[Sequence[int]], vocab: int) -> int:
-        """The number of tokens of documents, of which shards are written."""
-        return token_shards.write_shards(folder, documents, vocab)
+    def write(self, folder: Path, documents: Iterable[Sequence[float]], vocab: int, shard_tokens: int = 10**8, kind: str = "list") -> int:
+        """The number of tokens of documents, of which shards are written; of lists, NumPy's arrays or torch's tensors."""
+        made: dict[str, Callable[[Any], Any]] = {"list": list, "array": np.array, "tensor": torch.tensor}
+        return token_shards.write_shards(folder, map(made[kind], documents), vocab, shard_tokens)
 
     def loss_of_repeated(self, logits: Array, input_ids: Array) -> float:
         """The language-model loss of ids [batch, seq], all of them real, where every position has the logits [vocab]."""
