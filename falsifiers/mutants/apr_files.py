@@ -235,6 +235,12 @@ wrong_steps(
 )
 
 
+@wrong_step("impl.apr_checkpoint:_family")
+def apr_family_has_to_be_a_text(family: Any, value: Any) -> Any:
+    """An architecture that is no text ends reading as a defect does."""
+    return family(None if value is None else value + "")
+
+
 @wrong_step("impl.apr_dtypes:DType.size_problem")
 def apr_either_layout_accepted(problem: Step, dtype: Any, shape: tuple[int, ...], size: int) -> Any:
     """One of two orders is chosen where padded and flat rows take as many bytes."""

@@ -15,9 +15,9 @@ from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 Step = Callable[..., Any]
 
 
-def _beginning(file: Any) -> bytes:
+def _beginning(file: Any, most: int = 2**20) -> bytes:
     file.seek(0)
-    found: bytes = file.read(2**20)
+    found: bytes = file.read(most)
     return found
 
 
@@ -190,6 +190,10 @@ wrong_steps(
 wrong_steps(
     "impl.apr_write:_checksum",
     apr_checksum_of_the_first_mib=("The checksum at the end is that of the first MiB.", lambda _, file: zlib.crc32(_beginning(file))),
+    apr_written_file_read_whole=(
+        "The checksum is taken of a file that is in memory as a whole.",
+        lambda _, file: zlib.crc32(_beginning(file, -1)),
+    ),
 )
 wrong_steps(
     "impl.apr_write:fits",

@@ -160,6 +160,19 @@ def metrics_opened_before_they_are_cut(_: Any, self: Any, epoch: int, step: int 
     self.kept.write(json.dumps(values) + "\n")
 
 
+wrong_step("impl.metrics:write_atomically", name="metrics_cut_in_place", doc="Metrics are emptied to be cut, and then written again.")(
+    lambda _, path, content: path.write_bytes(content)
+)
+
+
+@wrong_step("impl.metrics:cut_back")
+def metrics_of_text_alone(cut: Any, path: Path, *given: Any) -> None:
+    """Bytes behind the last line of the metrics that are no text end each run that goes on."""
+    if path.exists():
+        path.read_text(encoding="utf-8")
+    cut(path, *given)
+
+
 wrong_step("impl.metrics:cut_back", name="metrics_never_cut_back", doc="A continuation appends to all lines, torn ones too.")(
     lambda *_: None
 )

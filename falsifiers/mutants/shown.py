@@ -112,6 +112,20 @@ wrong_step(
 )(lambda *_: shutil.get_terminal_size().columns)
 
 
+@wrong_step("impl.progress:Progress._columns")
+def progress_needs_a_descriptor(columns: Any, progress: Any) -> int:
+    """A terminal without a descriptor ends the run at its first step."""
+    progress.stream.fileno()
+    return int(columns(progress))
+
+
+@wrong_step("impl.progress:Progress._columns")
+def progress_of_no_columns(columns: Any, progress: Any) -> int:
+    """Lines are not cut on a terminal that says it has 0 columns."""
+    own = os.get_terminal_size(progress.stream.fileno()).columns
+    return int(columns(progress)) if own or os.environ.get("COLUMNS", "0") != "0" else 0
+
+
 wrong_step(
     "impl.progress:Progress._columns",
     name="progress_as_wide_as_the_terminal",

@@ -172,6 +172,11 @@ REFUSED: dict[str, tuple[Damage, str]] = {
         f"another family, {name}": (_said(architecture=name), "architecture.*expected one of")
         for name in ("Llama4ForCausalLM", "LlamaBidirectionalModel", "Qwen2MoeForCausalLM", "qwen3_next")
     },
+    **{
+        f"{name} of {value!r}": (_said(**{"architecture": None, name: value}), f"{name}.*expected one of")
+        for name in ("architecture", "hf_architecture", "model_type")
+        for value in (["LlamaForCausalLM"], {"llama": 1}, 5, True)
+    },
     "no family": (_said(architecture=None), "architecture"),
     "two families": (_said(hf_architecture="LlamaForCausalLM"), "hf_architecture.*which is meant"),
     "two sizes": (_said(n_embd=99), "n_embd.*which is meant"),

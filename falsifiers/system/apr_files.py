@@ -18,13 +18,14 @@ from safetensors.numpy import load_file
 from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.numeric import apr_format
 from blackswan.falsifiers.numeric.apr_format import BLOCKS, CODES, DTYPES, PLAIN, ROW_MAJOR, Image, Stored, plain
-from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly
+from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly, value_at_most
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.subjects.doors.files import CorpusFile, Tokenizing
 from blackswan.falsifiers.system import apr_spellings, config_files
 from blackswan.falsifiers.system.adapter_files import CONFIG, TOKENIZER, WEIGHTS, Model, generated
 from blackswan.falsifiers.system.fresh import DEFAULTS
 from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.system.token_streams import most_held
 from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.table import Array
 
@@ -284,6 +285,7 @@ def written_file(trial: Trial) -> Iterator[Comparison]:
         shutil.copyfile(CHECKPOINT / TOKENIZER, large.write_checkpoint(folder / "large") / TOKENIZER)
         trial.files.export(folder / "large", folder / "large.apr")
         yield from same_bits(large.decoder, trial.files.read_checkpoint(folder / "large.apr"))
+        yield _written_in_parts(trial, folder)
         double = replace(model, decoder=model.decoder | {EMBEDDING: model.decoder[EMBEDDING].astype(np.float64)})
         ask = partial(trial.files.export, double.write_checkpoint(folder / "double"), folder / "double.apr")
         shutil.copyfile(CHECKPOINT / TOKENIZER, folder / "double" / TOKENIZER)
@@ -292,6 +294,14 @@ def written_file(trial: Trial) -> Iterator[Comparison]:
         trial.files.export(folder / "double", folder / "double.apr", "float32")
         single = {name: value.astype(np.float32) for name, value in double.decoder.items()}
         yield from same_bits(single, trial.files.read_checkpoint(folder / "double.apr"))
+
+
+def _written_in_parts(trial: Trial, folder: Path) -> Comparison:
+    """Python holds a small share of a file of many tensors while it is written, which may be larger than the memory."""
+    long = drawn(trial, vocab=32, hidden=256, intermediate=1024, layers=4)
+    shutil.copyfile(CHECKPOINT / TOKENIZER, long.write_checkpoint(folder / "long") / TOKENIZER)
+    peak = most_held(partial(trial.files.export, folder / "long", folder / "long.apr"))
+    return value_at_most("share of a file in memory while it is written", peak / (folder / "long.apr").stat().st_size, 0.3)
 
 
 def _of_other_tensors(trial: Trial, base: Path, tensors: Mapping[str, Array]) -> Iterator[Comparison]:

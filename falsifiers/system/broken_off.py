@@ -116,7 +116,14 @@ def _unread(trial: Trial, folder: Path, *runs: tuple[object, ...]) -> Iterator[C
 
 
 def _not_printed(trial: Trial, *commands: tuple[object, ...]) -> Iterator[Comparison]:
-    """A command whose output cannot be written, or is read by nobody any more, is not said to be done, also where it is short."""
+    """A command whose output cannot be written, or is read by nobody any more, is not said to be done, also where it is short.
+
+    As a program of its own the first one ends with its status in each case, and so it does without what it needs.
+    """
+    name, *given = commands[0]
+    with tempfile.NamedTemporaryFile() as file:
+        for status, output, options in ((0, Path(file.name), given), (1, FULL, given), (4, Path(file.name), [])):
+            yield from same(f"status of the program {name} {options}", status, trial.commands.program(output, name, *options))
     for name, *given in commands:
         for output, errors, code in ((FULL, "strict", errno.ENOSPC), (FULL, "replace", errno.ENOSPC), (None, "strict", errno.EPIPE)):
             said = trial.commands.not_printed(output, name, *given, errors=errors)
@@ -183,12 +190,19 @@ def _told_how_to_go_on(trial: Trial, arguments: tuple[object, ...], whole: Path 
 def _metrics_without_room(trial: Trial, train: tuple[object, ...], whole: Path, output: Path) -> Iterator[Comparison]:
     """A run whose metrics have no room for a line, though all other files have: spaces make the first line longer than those files.
 
-    The message names the file, no step or epoch is shown that was not written there, and the run goes on to the lines of a whole one.
+    Where there is no room to cut them, none is lost. The message names the file, no step or epoch is shown that was not written there, and
+    the run goes on to the lines of a whole one.
     """
     given = (*train, f"--output={output}")
     trial.commands.broken_off(output.parent, KeyboardInterrupt(), SECOND_STEP, *given)
     lines, last = (output / METRICS).read_text().splitlines(), metrics(output)[-1]["step"]
     (output / METRICS).write_text("\n".join([lines[0].ljust(LARGE), *lines[1:], ""]))
+    whole_lines = (output / METRICS).read_bytes()
+    (output / METRICS).write_bytes(torn := whole_lines + b'{"kind": "st')
+    said = trial.commands.without_room(LARGE, *given, "--resume")
+    left = (output / METRICS).read_bytes() == torn
+    yield from same("end of train without room to cut its metrics, and whether they are as they were", (1, True), (said.status, left))
+    (output / METRICS).write_bytes(whole_lines)
     written, (*steps, epoch) = (output / METRICS).stat().st_size, (whole / METRICS).read_text().splitlines(keepends=True)[last:]
     room = {"a step": (9, rf"step (?!{last}/)\d+/.*"), "an epoch": (len("".join(steps)) + len(epoch) // 2, r"epoch .* done.*")}
     for line, (more, shown) in room.items():

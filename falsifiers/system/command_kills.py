@@ -255,6 +255,7 @@ def _kills(rng: Generator, events: Sequence[str], steps: int, every: int, count:
 
 def _tear(trial: Trial, rng: Generator, folder: Path) -> None:
     """Cuts a part of the last line off, in half of the cases, as a kill in the middle of its writing does: before its state is written.
+    In the others there are bytes behind it that are no text, as a power failure leaves them.
 
     Where there is none yet, the file is made and nothing is in it.
     """
@@ -268,3 +269,5 @@ def _tear(trial: Trial, rng: Generator, folder: Path) -> None:
     counted = last["step"] <= made["step"] if last["kind"] == "step" else last["epoch"] <= made["epoch"]
     if not counted and rng.integers(2):
         (folder / METRICS).write_bytes(content[: int(rng.integers(start + 1, len(content)))])
+    elif not counted:
+        (folder / METRICS).write_bytes(content + b"\xff\xfe\0")

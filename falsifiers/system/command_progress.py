@@ -124,12 +124,18 @@ def _durations(trial: Trial) -> list[Comparison]:
 
 
 def _of_many_steps(trial: Trial) -> Iterator[Comparison]:
-    """Speed and time left are those of the last steps, all of a like pace, also where these are more than any window holds."""
+    """Speed and time left are those of the last steps, all of a like pace, also where these are more than any window holds.
+
+    Where a terminal says no size, a step's line fits into 80 columns.
+    """
     rng, same_in_all = trial.rng("many steps"), {"kind": "step", "epoch": 1, "loss": 0.5, "accuracy": 0.5, "gradient_norm": 1.0}
     rest = same_in_all | {"learning_rate": 1e-3, "samples": int(rng.integers(100, 200))}
     pace = float(rng.uniform(10.0, 20.0))
     steps = [{**rest, "step": number, "seconds": pace * float(rng.uniform(1.0, 1.01))} for number in range(1, MANY + 1)]
     yield from _elsewhere(steps, trial.commands.told(steps, EPOCHS), 1, 2 * MANY)
+    for descriptor in (True, False):
+        drawn = trial.commands.drawn(steps[-1], descriptor).removeprefix(CLEAR)
+        yield value_inside(f"letters of a step on a terminal that says no size, descriptor {descriptor}", len(drawn), 20, 79)
 
 
 def _total(run: Path) -> int:

@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -165,6 +166,15 @@ class Commands(Door):
             shown.step(StepRecord(**{name: value for name, value in step.items() if name != "kind"}))
         return stream.getvalue()
 
+    def drawn(self, step: Mapping[str, Any], descriptor: bool) -> str:
+        """What a step is drawn as on a terminal that says it has 0 columns, or on one without a descriptor, where COLUMNS says nothing."""
+        terminal = _Terminal(0)
+        number = nullcontext() if descriptor else mock.patch.object(terminal, "fileno", side_effect=io.UnsupportedOperation("fileno"))
+        with number, mock.patch.object(os, "get_terminal_size", terminal.size), mock.patch.dict(os.environ, COLUMNS="0"):
+            shown = progress.Progress(terminal, epochs=1, total_steps=10**9, log_interval=1)
+            shown.step(StepRecord(**{name: value for name, value in step.items() if name != "kind"}))
+        return terminal.getvalue()
+
     def broken_off(
         self, folder: Path, error: BaseException, flush: int, *arguments: object, since: str = "", folders: bool = False
     ) -> Said:
@@ -258,6 +268,13 @@ class Commands(Door):
         except OSError:
             status = 120
         return Said(status, "", err.getvalue())
+
+    def program(self, output: Path, *arguments: object) -> int:
+        """The exit status of the program as a shell starts it, with its standard output in that file."""
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        program = [sys.executable, "-m", command.__spec__.parent or "", *map(str, arguments)]
+        with output.open("wb") as out:
+            return subprocess.run(program, stdout=out, stderr=subprocess.DEVNULL, env=environment, check=False).returncode  # noqa: S603
 
     def killed(self, folder: Path, kill: Kill | None, *arguments: object) -> Rank:
         """A command in a process of its own, which is killed at that event of the folder's files; its end and the events up to there."""
