@@ -212,6 +212,12 @@ wrong_step("impl.commands.predict:tempfile", name="predict_leaves_its_texts", do
 wrong_step("impl.commands.predict:_kept", name="predict_answers_equal_texts_once", doc="Texts that are equal have one answer among them.")(
     lambda kept, texts: kept(dict.fromkeys(texts))
 )
+wrong_step("impl.commands.predict:_kept", name="predict_texts_in_memory", doc="All texts are in memory before they are kept in a file.")(
+    lambda kept, texts: kept([*texts])
+)
+wrong_step("impl.commands.predict:predictions", name="predict_answers_at_its_end", doc="No answer is printed before all are known.")(
+    lambda predictions, *given: iter([*predictions(*given)])
+)
 wrong_step(
     "impl.commands.predict:IN_MEMORY", name="predict_needs_temporary_files", doc="Texts are written to a file, however few they are."
 )(lambda _: 0)

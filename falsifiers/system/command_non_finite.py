@@ -54,7 +54,10 @@ def non_finite_values_are_errors(trial: Trial) -> Iterator[Comparison]:
                 "train, validation": ("train", f"--corpus={corpus}", f"--validation={bad}", f"{out} 2", *where),
             }
             for name, arguments in asked.items():
-                yield from _failed(name, place, trial.commands.attempt(*arguments))
+                said = trial.commands.attempt(*arguments)
+                yield from _failed(name, place, said)
+                if name.startswith("predict") and at >= 2 * problem.settings["batch_size"]:
+                    yield from same(f"whether {name} prints answers to earlier batches <{place} batch>", True, said.out.endswith("}\n"))
             for path in problem.folder.glob(f"{place} */{METRICS}"):
                 yield from same(
                     f"numbers in {METRICS} that are not there <{place} batch>",

@@ -14,9 +14,11 @@ import numpy as np
 
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors, broken, compare, value_at_most, value_inside
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
+from blackswan.falsifiers.subjects.doors.commands import Said
 from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.system.command_problem import LARGE_TEXT, MAX_SEQ_LEN, ODD, Small, options, piped, small, texts_of, tokenizer
 from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.system.token_streams import most_held
 from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.table import Array
 
@@ -386,6 +388,7 @@ def texts_by_every_door(trial: Trial) -> Iterator[Comparison]:
             yield from (replace(each, tensor=f"{door}: {each.tensor}") for each in _probable(trial, "every line", wanted, shown))
             bits = np.asarray([line["probabilities"] for line in shown[: len(batch)]], first.dtype)
             yield from same(f"{door}: probabilities of the first batch, bit for bit the library's", first, bits)
+        yield from _beyond_memory(trial, run, problem.folder / "large")
         yield from _read_once(trial, run, content, _without_labels(problem, texts), problem.folder / "texts.jsonl")
         (problem.folder / "empty").write_bytes(b"")
         for option in ("--input", "--corpus"):
@@ -402,6 +405,15 @@ def texts_by_every_door(trial: Trial) -> Iterator[Comparison]:
     yield from same("library: token ids", ids, opened.ids)
     yield trial.near("library: probabilities", wanted.probabilities, opened.probabilities)
     yield from same("library: classes", wanted.classes.tolist(), opened.classes.tolist())
+
+
+def _beyond_memory(trial: Trial, run: Path, file: Path) -> Iterator[Comparison]:
+    """Python holds a small share of texts while they are read, of which the last is refused."""
+    file.write_bytes((b"ls -l " * 10_000 + b"\n") * 100 + b"\xff\n")
+    said = list[Said]()
+    peak = most_held(lambda: said.append(trial.commands.attempt("predict", f"--adapter={run}", f"--input={file}")))
+    yield from same("status of predict of a large file that ends in no text", 4, said[0].status)
+    yield value_at_most("share of texts in memory while they are read", peak / file.stat().st_size, 0.3)
 
 
 def _read_once(trial: Trial, run: Path, content: bytes, corpus: Path, labelled: Path) -> Iterator[Comparison]:

@@ -188,6 +188,9 @@ def long_corpora_arrive(trial: Trial) -> Iterator[Comparison]:
     yield from _large_ids(trial)
     yield from _beyond_4_gib(trial)
     yield from _longest_line(trial)
+    rows = [[trial.seed % 256] * 512] * 2048
+    share = trial.corpora.held_by_digest(rows) / (4 * 512 * 2048)
+    yield value_at_most("share of a corpus's ids in memory while its digest is taken", share, 0.3)
 
 
 def _large_ids(trial: Trial) -> Iterator[Comparison]:

@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -193,6 +194,16 @@ class Corpora(Door):
     def known_by(self, rows: Sequence[Sequence[int]], labels: Sequence[Any]) -> str:
         """What run.json says of samples of two classes."""
         return samples.Samples.of(rows, labels, 2, isinstance(labels[0], tuple)).digest()
+
+    def held_by_digest(self, rows: Sequence[Sequence[int]]) -> int:
+        """The most bytes that Python holds while samples whose ids are on the disk are made into what run.json says of them."""
+        found = _of_rows(rows)
+        tracemalloc.start()
+        try:
+            found.digest()
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
 
     def left_by_a_kill(self, corpus: CorpusFile, tokenizing: Tokenizing) -> list[str]:
         """Returns the names that temporary files have while the token ids of a corpus are held."""
