@@ -125,9 +125,9 @@ def _not_printed(trial: Trial, *commands: tuple[object, ...]) -> Iterator[Compar
         for status, output, options in ((0, Path(file.name), given), (1, FULL, given), (4, Path(file.name), [])):
             yield from same(f"status of the program {name} {options}", status, trial.commands.program(output, name, *options))
     for name, *given in commands:
-        for output, errors, code in ((FULL, "strict", errno.ENOSPC), (FULL, "replace", errno.ENOSPC), (None, "strict", errno.EPIPE)):
-            said = trial.commands.not_printed(output, name, *given, errors=errors)
-            what = f"end of {name} that prints to {output or 'a pipe without a reader'}, errors={errors}"
+        for place, errors, code in ((FULL, "strict", errno.ENOSPC), (FULL, "replace", errno.ENOSPC), (None, "strict", errno.EPIPE)):
+            said = trial.commands.not_printed(place, name, *given, errors=errors)
+            what = f"end of {name} that prints to {place or 'a pipe without a reader'}, errors={errors}"
             yield from same(what, (1, True), (said.status, os.strerror(code) in said.err))
 
 

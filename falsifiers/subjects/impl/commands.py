@@ -272,7 +272,7 @@ class Commands(Door):
     def program(self, output: Path, *arguments: object) -> int:
         """The exit status of the program as a shell starts it, with its standard output in that file."""
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-        program = [sys.executable, "-m", command.__spec__.parent or "", *map(str, arguments)]
+        program = [sys.executable, "-m", str(command.__package__), *map(str, arguments)]
         with output.open("wb") as out:
             return subprocess.run(program, stdout=out, stderr=subprocess.DEVNULL, env=environment, check=False).returncode  # noqa: S603
 
