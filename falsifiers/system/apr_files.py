@@ -23,9 +23,9 @@ from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.subjects.doors.files import CorpusFile, Tokenizing
 from blackswan.falsifiers.system import apr_spellings, config_files
 from blackswan.falsifiers.system.adapter_files import CONFIG, TOKENIZER, WEIGHTS, Model, generated
+from blackswan.falsifiers.system.footprint import most_held
 from blackswan.falsifiers.system.fresh import DEFAULTS
 from blackswan.falsifiers.system.same import same
-from blackswan.falsifiers.system.token_streams import most_held
 from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.table import Array
 

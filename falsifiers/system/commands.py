@@ -17,8 +17,8 @@ from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
 from blackswan.falsifiers.subjects.doors.commands import Said
 from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.system.command_problem import LARGE_TEXT, MAX_SEQ_LEN, ODD, Small, options, piped, small, texts_of, tokenizer
+from blackswan.falsifiers.system.footprint import most_held
 from blackswan.falsifiers.system.same import same
-from blackswan.falsifiers.system.token_streams import most_held
 from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.table import Array
 
