@@ -341,3 +341,23 @@ def merged_in_place_and_taken_out(merge: Any, pipeline: Any, folder: Any) -> Non
             if getattr(module, "lora_A", None) is not None and module.weight is not None:
                 update = module.alpha / len(module.lora_A.weight) * module.lora_B.weight @ module.lora_A.weight
                 module.weight.add_(update).sub_(update)
+
+
+@wrong_step("impl.trainer:Trainer.__init__")
+def class_weights_in_float32(begin: Any, trainer: Any, *given: Any, class_weights: Any = None, **named: Any) -> None:
+    """Class weights are float32 for a model in float64 too."""
+    begin(trainer, *given, class_weights=None if class_weights is None else class_weights.float(), **named)
+
+
+@wrong_step("impl.optimiser:AdamW.__init__")
+def moments_begin_in_float32(begin: Any, optimiser: Any, *given: Any) -> None:
+    """Moments of zero are float32 for a model in float64 too, so that the state of a beginning is refused."""
+    begin(optimiser, *given)
+    optimiser.exp_avg, optimiser.exp_avg_sq = optimiser.exp_avg.float(), optimiser.exp_avg_sq.float()
+
+
+wrong_step(
+    "impl.trainer:Trainer.apply_gradient_vector",
+    name="vectors_in_float32",
+    doc="A gradient vector is rounded to float32 before its step.",
+)(lambda apply, trainer, vector: apply(trainer, vector.float()))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from blackswan.falsifiers.numeric.comparison import Comparison, broken
+from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_at_most
 from blackswan.falsifiers.subjects.doors.training import Pipeline, State
 from blackswan.falsifiers.system.broken_calls import broken_calls_change_nothing
 from blackswan.falsifiers.system.run_problem import SmallRun, part, small_run
@@ -57,6 +57,8 @@ def gradient_vector_goes_out_and_in(trial: Trial) -> Iterator[Comparison]:
     yield from _given_as_texts(trial)
     yield from _has_the_settings(trial)
     yield from _weighted_in_bfloat16(trial)
+    if trial.backend is None:  # the hand-written layers have float32 masters
+        yield from _in_float64(trial)
     yield from same("tensors after steps at a rate of 0", *(part(each.state(), "trainable") for each in (asked, pipeline)))
 
 
@@ -125,6 +127,18 @@ def _weighted_in_bfloat16(trial: Trial) -> list[Comparison]:
             own, wanted = (getattr(each, call)([place]).loss for each in (weighted, plain))
             found.append(trial.near(f"{call}: loss of class {place} in bfloat16", weight * wanted, own))
     return found
+
+
+def _in_float64(trial: Trial) -> list[Comparison]:
+    """A model in float64 has moments in it from the beginning, makes the step of a batch with its gradient, and does not round the weight
+    of a class, a third here."""
+    losses, found = list[float](), list[Comparison]()
+    for weights in (None, [1 / 3, 0.7, 2.3]):
+        loss, *states = trial.trainer.in_float64(small_run(trial, class_weights=weights), [0])  # of the first class
+        losses.append(loss)
+        found += same("state in float64 after the step with the vector", *states)
+    beyond = abs(losses[1] / (losses[0] / 3) - 1)
+    return [*found, value_at_most("relative error of a loss in float64 by its class's weight", beyond, 1e-12)]
 
 
 def _micro_batches(trial: Trial) -> list[Comparison]:

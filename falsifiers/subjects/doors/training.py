@@ -399,6 +399,11 @@ class Trainer(Protocol):
     def pipeline(self, problem: Problem) -> Pipeline:
         """The model as the run would begin with it."""
 
+    def in_float64(self, problem: Problem, places: Sequence[int]) -> tuple[float, State, State]:
+        """By a program's own trainers of a classifier in float64: a first step, which one makes twice, the second time from the state of
+        another that has made none; its loss, and the state after it. The other then makes it with the gradient that it gives as a vector:
+        its state."""
+
     def left_of(self, problem: Problem) -> list[str]:
         """The parts of pipelines of the problem that are there still when a program has used them and let them go."""
 

@@ -27,7 +27,7 @@ from torch.distributed import distributed_c10d
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.subjects.conversion import config_of
 from blackswan.falsifiers.subjects.doors import training as told
-from blackswan.falsifiers.subjects.doors.training import Epoch, Fault, Kept, Plan, Problem, Raised, Read, Run, Step, Steps
+from blackswan.falsifiers.subjects.doors.training import Epoch, Fault, Kept, Plan, Problem, Raised, Read, Run, State, Step, Steps
 from blackswan.falsifiers.subjects.impl import Door, parallel_steps
 from blackswan.falsifiers.subjects.impl.files import writing
 from blackswan.falsifiers.subjects.impl.kill_points import Copies, KillPoints, file_events, sums
@@ -42,7 +42,8 @@ from blackswan.impl import config as configs
 from blackswan.impl import fit as whole_runs
 from blackswan.impl import group as groups
 from blackswan.impl import kernels
-from blackswan.impl.classifier import Adaptation, initial_trainable, trainable_shapes
+from blackswan.impl import trainer as trainers
+from blackswan.impl.classifier import Adaptation, Classifier, initial_trainable, trainable_shapes
 from blackswan.impl.commands import train as train_command
 from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.corpus import load_corpus
@@ -146,6 +147,27 @@ class Trainer(Door):
     def pipeline(self, problem: Problem) -> "Pipeline":
         """The model as the run would begin with it."""
         return Pipeline(_pipeline(problem, self._device, ALONE), _samples(problem, problem.training))
+
+    def in_float64(self, problem: Problem, places: Sequence[int]) -> tuple[float, State, State]:
+        """A first step, and the same one again from the state of before it, by trainers of a classifier in float64."""
+        config, architecture = ClassifyConfig(**problem.settings), config_of(problem.architecture)
+        base, trainable = _given(problem, torch.float64)
+        weights = None if config.class_weights is None else torch.tensor(config.class_weights, dtype=torch.float64, device=self._device)
+
+        def made() -> trainers.Trainer:
+            of = Classifier(architecture, Adaptation.of(config), base, trainable, dtype=torch.float64, device=self._device)
+            rate = config.learning_rate
+            return trainers.Trainer(of, total_steps=None, micro_batch=config.batch_size, learning_rate=rate, class_weights=weights)
+
+        tokens = ByteTokens(config.max_seq_len, config.padding_side)
+        batch = _samples(problem, problem.training).batch(places, tokens, self._device)
+        by_batch, by_vector = made(), made()
+        by_batch.train_batch(batch)
+        by_batch.load_state(by_vector.state())
+        loss = by_batch.train_batch(batch).loss
+        by_vector.accumulate(batch)
+        by_vector.apply_gradient_vector(by_vector.gradient_vector())
+        return loss, state_of(by_batch), state_of(by_vector)
 
     def left_of(self, problem: Problem) -> list[str]:
         """What outlives pipelines of the problem."""
@@ -406,11 +428,16 @@ def _pipeline(problem: Problem, device: torch.device, group: Group) -> ClassifyP
         kind = ByLayers
     if problem.parameters is None:
         return kind.from_random(architecture, config, device=device, group=group)
-    names = trainable_shapes(architecture, Adaptation.of(config))
-    given = {name: torch.tensor(value, dtype=torch.float32) for name, value in problem.parameters.items()}
-    base, trainable = ({name: value for name, value in given.items() if (name in names) == wanted} for wanted in (False, True))
+    base, trainable = _given(problem, torch.float32)
     tokens = ByteTokens(config.max_seq_len, config.padding_side)
     return kind(architecture, config, base, trainable, tokens, device=device, group=group)
+
+
+def _given(problem: Problem, dtype: torch.dtype) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The problem's tensors: those of the base, and those that are trained."""
+    names = trainable_shapes(config_of(problem.architecture), Adaptation.of(ClassifyConfig(**problem.settings)))
+    given = {name: torch.tensor(value, dtype=dtype) for name, value in (problem.parameters or {}).items()}
+    return {name: given[name] for name in given if name not in names}, {name: given[name] for name in given if name in names}
 
 
 def _samples(problem: Problem, corpus: told.Corpus) -> Samples:
