@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from contextlib import nullcontext, suppress
 from dataclasses import make_dataclass, replace
 from pathlib import Path
@@ -434,3 +435,9 @@ def gradient_unread_without_clipping(clip: Any, optimiser: Any, gradient: Tensor
 wrong_step("impl.optimiser:AdamW.clip", name="clip_lets_nan_through", doc="A gradient that is not finite is taken for zeros.")(
     lambda clip, optimiser, gradient, limit: clip(optimiser, gradient.nan_to_num(0.0), limit)
 )
+
+
+@wrong_step("impl.fit:load_state")
+def state_that_cannot_be_looked_at_passed_over(load: Any, folder: Any) -> Any:
+    """A state of which the system cannot say what it is, is none, and the run begins anew."""
+    return load(folder) if os.access(folder / "state.safetensors", os.F_OK) else None

@@ -37,6 +37,8 @@ LARGE_RANK = 20_000
 """Factors of such a rank have more than a MiB."""
 UNREADABLE = Path("/proc/self/mem")
 """A regular file of Linux whose first bytes cannot be read, as on a disk that fails."""
+UNNAMED = Path("x" * 300)
+"""No system looks for a file of so long a name: a link to it is there, and what is asked of it is an error, as on a disk that fails."""
 IDENTITY = ("settings", "architecture", "base_weights", "data")
 """Keys of run.json that say which run it is."""
 PROGRESS = ["best_epoch", "best_loss", "epoch", "epoch_seconds", "finished", "loss_sum", "position", "records", "run", "sample_count"]
@@ -87,12 +89,14 @@ def refuses_training_state(trial: Trial) -> Iterator[Comparison]:
             yield from same(f"files that {name} changes", [], left)
         yield from _of_a_large_run(trial, folder.with_name("large"))
         yield from _beside_another(trial, problem, folder)
-        if UNREADABLE.exists():
-            shutil.copytree(folder, unread := folder.with_name("unread"))
+        shutil.copytree(folder, unread := folder.with_name("unread"))
+        for cannot, place, number in (("read", UNREADABLE, errno.EIO), ("look at", UNNAMED, errno.ENAMETOOLONG)):
+            if place == UNREADABLE and not place.exists():
+                continue
             (unread / STATE).unlink()
-            (unread / STATE).symlink_to(UNREADABLE)
+            (unread / STATE).symlink_to(place)
             ask = partial(trial.trainer.fit, problem, unread, Plan(resume=True))
-            yield trial.refuses("a state that the system cannot read", ask, os.strerror(errno.EIO), "OSError")
+            yield trial.refuses(f"a state that the system cannot {cannot}", ask, os.strerror(number), "OSError")
         trial.trainer.fit(problem, lost := folder.with_name("lost"), Plan())
         yield from _as_before(lost)
         shutil.rmtree(lost / "state")
