@@ -411,3 +411,8 @@ def kinds_kept_by_their_path(merged: Step, folder: Path) -> bool:
 def adapter_among_files_of_its_base_is_merged(merged: Step, folder: Path) -> bool:
     """An adapter in whose folder its base lies too is taken for a merged model."""
     return (folder / "config.json").is_file() or bool(merged(folder))
+
+
+wrong_step("impl.saved:Checked", name="changed_base_called_the_adapter", doc="A base that was changed is said to be the adapter's.")(
+    lambda checked, tensors, expected, source, adapter: checked(tensors, expected, adapter, source)
+)

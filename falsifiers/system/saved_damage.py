@@ -1,6 +1,7 @@
 """Saved adapters and merged models of which a key or a tensor is damaged."""
 
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -136,6 +137,9 @@ def refuses_saved(trial: Trial) -> Iterator[Comparison]:
             yield from judged(trial, folder, [trained], partial(ask, kernels=False))
             own = base if name == "adapter" else folder
             yield from judged(trial, own, _model_damage(own, name), ask)
+            if name == "adapter":
+                said = rf"{re.escape(str(base))}: .*{re.escape(str(folder))}"  # what is to be replaced, and what was trained on it
+                yield from judged(trial, base, [replace(each, named=said) for each in _ulps(base, WEIGHTS, "embed_tokens.weight")], ask)
         random = Path(parent) / "random"
         untrained = {**settings, "class_weights": "balanced"}  # of which a run makes numbers
         trial.classifiers.saved_on_random({**model.scalars, **SCALED, "vocab": 260}, untrained, random)
