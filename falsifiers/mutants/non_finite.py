@@ -112,3 +112,15 @@ def origin_counts_what_is_not_there(_: Step, value: torch.Tensor) -> str:
 wrong_step("impl.nonfinite:torch.enable_grad", name="origin_needs_gradients", doc="Nothing is found where gradients are switched off.")(
     nullcontext
 )
+
+
+@wrong_step("impl.nonfinite:_watched")
+def origin_passes_over_inputs(_: Step, path: str, operation: str, function: Step, arguments: Mapping[str, Any]) -> Any:
+    """A call is blamed for what it was given from outside."""
+    from blackswan.impl.nonfinite import _bad, _described, _Found, _own
+
+    result = function(**{name: _own(path, operation, name, value) for name, value in arguments.items()})
+    for value in result if isinstance(result, tuple) else (result,):
+        if _bad(value):
+            raise _Found(f"{path} ({operation}): {_described(value)}, from finite inputs")
+    return result

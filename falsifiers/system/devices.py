@@ -303,6 +303,11 @@ def _of_the_whole_model(trial: Trial, rng: Generator, part: int) -> Iterator[Com
         "loss",
         str(said),
     )
+    for kind, value in (("NaN", np.nan), ("infinite", np.inf)):
+        weights = np.where(np.arange(work.classes) == 0, value, 1.0).astype(np.float32)
+        said = trainer.origin(part, weights)
+        named = re.search(rf"\bclass_weights\b.*\b1 {kind} of {work.classes}", said or "") is not None
+        yield _said(f"a class weight that is {value}", named, "class_weights", str(said))
     trainer = trial.devices.trainer(work, drawn(rng, work))
     trainer.plant(Plant("parameter", "model.norm.weight", np.nan, both=True))
     yield from same("NaN in two parts", f"parameter model.norm.weight: 2 NaN of {work.hidden}", trainer.origin(part))
