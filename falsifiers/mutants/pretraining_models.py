@@ -379,3 +379,10 @@ def pretrain_origin_in_the_whole_batch(origin: Callable[..., Any], self: Any, ba
 def validation_batches_listed(validate: Callable[..., Any], self: Any, stream: Any) -> Any:
     """All held-out batches are in memory before the first is computed."""
     return validate(self, iter([*stream]))
+
+
+@wrong_step("impl.pretrain:CheckpointFn.__init__")
+def pretrain_checkpoint_tokenizer_may_be_a_folder(begin: Step, self: Any, decoder: Any, tokenizer: Path, *given: Any) -> None:
+    """A folder is taken for the tokenizer, and fails at the first checkpoint."""
+    begin(self, decoder, tokenizer if tokenizer.is_file() or not tokenizer.is_dir() else Path(__file__), *given)
+    self.tokenizer = tokenizer

@@ -366,9 +366,14 @@ def refuses_checkpoint_without_tokenizer(trial: Trial) -> Iterator[Comparison]:
     decoder, other = (trial.pretrainer.random(architecture, trial.seed + number) for number in (0, 1))
     with temporary_folder() as parent:
         output = parent / "checkpoints"
-        yield trial.refuses("no tokenizer", lambda: decoder.save(output, parent / TOKENIZER.name, 3), TOKENIZER.name)
-        if output.exists():
-            yield broken("no tokenizer", "something was written")
+        (parent / "data" / TOKENIZER.name).mkdir(parents=True)  # a folder is given where its file is meant
+        steps: list[str] = []
+        for name, place in (("no tokenizer", parent), ("a folder for a tokenizer", parent / "data")):
+            save = partial(decoder.save, output, place / TOKENIZER.name, 3, meanwhile=partial(steps.append, name))
+            yield trial.refuses(name, save, TOKENIZER.name)
+            yield from same(f"{name}: steps before the refusal", [], steps)
+            if output.exists():
+                yield broken(name, "something was written")
         folder = decoder.save(output, TOKENIZER, 3)
         before = (folder / WEIGHTS).read_bytes()
         yield trial.refuses("the folder exists", lambda: other.save(output, TOKENIZER, 3), "exists")
