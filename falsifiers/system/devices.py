@@ -308,6 +308,11 @@ def _of_the_whole_model(trial: Trial, rng: Generator, part: int) -> Iterator[Com
         said = trainer.origin(part, weights)
         named = re.search(rf"\bclass_weights\b.*\b1 {kind} of {work.classes}", said or "") is not None
         yield _said(f"a class weight that is {value}", named, "class_weights", str(said))
+    labels = np.eye(work.batch, work.classes, dtype=np.float32)
+    labels[-1, 0] = np.nan
+    said = trainer.origin(part, labels=labels)
+    named = re.search(rf"input (labels|targets)\b.*\b1 NaN of {labels.size}", said or "") is not None
+    yield _said("a label, of several, that is NaN", named, "the labels", str(said))
     trainer = trial.devices.trainer(work, drawn(rng, work))
     trainer.plant(Plant("parameter", "model.norm.weight", np.nan, both=True))
     yield from same("NaN in two parts", f"parameter model.norm.weight: 2 NaN of {work.hidden}", trainer.origin(part))

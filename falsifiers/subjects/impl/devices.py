@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -382,12 +383,13 @@ class PlacedTrainer(Session):
             self._trainer.train_batch(self._batch)
         return freed
 
-    def origin(self, part: int, class_weights: Array | None = None) -> str | None:
+    def origin(self, part: int, class_weights: Array | None = None, labels: Array | None = None) -> str | None:
         """Says where a value that is not finite comes from, in a program that has switched gradients off; parameters are searched `part`
-        numbers at a time."""
-        weights = None if class_weights is None else torch.from_numpy(class_weights.copy()).to(self._place)
+        numbers at a time. `labels` are several a sample, in place of the batch's own."""
+        weights, given = (None if each is None else torch.from_numpy(each.copy()).to(self._place) for each in (class_weights, labels))
+        batch = self._batch if given is None else replace(self._batch, labels=given)
         with replaced(self._planted), mock.patch.object(nonfinite, "_PART", part), torch.no_grad():
-            return nonfinite.origin(self._trainer.classifier, self._batch, weights)
+            return nonfinite.origin(self._trainer.classifier, batch, weights)
 
 
 class _OnCard(Tensor):
