@@ -318,7 +318,7 @@ class _PeftConfig:
             if not known and value not in (None, False, {}, []):
                 raise self._error(key, "that it is off: nothing but plain LoRA is implemented")
         saved = self.values.get("modules_to_save")
-        if not isinstance(saved, list) or "score" not in saved or set(saved) - {"score", "classifier"}:
+        if not isinstance(saved, list) or "score" not in saved or any(name not in ("score", "classifier") for name in saved):
             raise self._error("modules_to_save", "['score']: the head is saved with the adapter, and nothing else of the base")
 
     def rank(self) -> int:

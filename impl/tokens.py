@@ -179,6 +179,8 @@ def _require_alike(path: Path, settings: Mapping[str, Any], added: Mapping[str, 
         raise ValueError(f"{path}: split_special_tokens is true; expected false or no such key: special tokens are never split here")
     decoder, additional = settings.get("added_tokens_decoder"), settings.get("additional_special_tokens")
     extra = settings.get("extra_special_tokens")
+    if extra and not isinstance(extra, dict | list):
+        raise ValueError(f"{path}: extra_special_tokens is {extra!r}; expected a list or an object of tokens")
     named = [(key, value) for key, value in settings.items() if key.endswith("_token") and not isinstance(value, bool)]
     named += [("added_tokens_decoder", value) for value in (decoder.values() if isinstance(decoder, dict) else ())]
     named += [("additional_special_tokens", value) for value in (additional if isinstance(additional, list) else ())]

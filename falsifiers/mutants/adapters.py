@@ -144,6 +144,21 @@ def adapter_alpha_of_a_layer_for_all(refuse: Step, self: Any) -> None:
     refuse(self)
 
 
+@wrong_step("impl.adapter:_PeftConfig.refuse_unsupported")
+def adapter_saved_modules_of_a_set(refuse: Step, self: Any) -> None:
+    """What is saved beside the factors is made a set, which ends in a TypeError where an object is among it."""
+    set(self.values.get("modules_to_save") or ())
+    refuse(self)
+
+
+@wrong_step("impl.adapter:_PeftConfig.alpha")
+def adapter_alpha_converted_first(alpha: Step, self: Any) -> float:
+    """A whole number for alpha is converted before its bound is looked at, which ends in an OverflowError."""
+    if isinstance(value := self.values.get("lora_alpha"), int):
+        float(value)
+    return alpha(self)
+
+
 @wrong_step("impl.adapter:_architecture", "S28")
 def adapter_of_another_base_accepted(*_: Any) -> dict[str, Any]:
     """An adapter goes onto any base whose shapes fit."""

@@ -36,6 +36,12 @@ wrong_step("impl.config:RopeScaling.__post_init__", name="config_scaling_of_any_
 )
 
 
+@wrong_step("impl.architecture:_rope_type")
+def config_rope_type_of_a_set(rope_type: Any, found: Any) -> Any:
+    """The type of rotary parameters is looked for in a set, by which a list or an object ends in a TypeError."""
+    return next(kind for kind in {rope_type(found)})
+
+
 @wrong_step("impl.architecture:_Reading._require_full_attention")
 def config_of_no_types_of_layers(require: Any, reading: Any, family: str) -> None:
     """A list of the layers' types may be empty."""
@@ -108,6 +114,13 @@ def shards_without_their_index(sharded: Any, index: Path) -> Any:
 wrong_step(
     "impl.tokens:_require_alike", name="tokenizer_settings_passed_over", doc="tokenizer_config.json names tokens that there are not."
 )(lambda *_: None)
+
+
+@wrong_step("impl.tokens:_require_alike")
+def tokenizer_tokens_of_any_type(require: Any, path: Path, named: Any, added: Any) -> None:
+    """Further special tokens that are a number or a text are passed over."""
+    extra = named.get("extra_special_tokens")
+    require(path, named if isinstance(extra, dict | list) else {**named, "extra_special_tokens": None}, added)
 
 
 def _without_flags(named: Any, added: Any, passed_over: Callable[[Any, str], bool]) -> dict[str, Any]:

@@ -54,6 +54,10 @@ ROTARY: dict[str, tuple[Values, str]] = {
     },
     "a list": ({"rope_parameters": ["default"]}, "rope_parameters"),
     "another type": ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters"),
+    **{
+        f"a list or an object for {key}": ({"rope_parameters": {key: value}}, "rope_parameters")
+        for key, value in (("rope_type", []), ("type", {}))
+    },
     "two names that differ": ({"rope_parameters": {"rope_type": "yarn", "type": "default"}}, "rope_parameters"),
     "its older name": ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
     "an unknown number": ({"rope_parameters": {**LLAMA3, "beta_fast": 32.0}}, "rope_parameters"),
@@ -230,6 +234,7 @@ def _tokenizer_damage(folder: Path, family: str) -> Iterator[Damage]:
     for named in (new, {"content": new}):
         yield from (make({key: [named]}) for key in ("additional_special_tokens", "extra_special_tokens"))
         yield make({"extra_special_tokens": {"image": named}})
+    yield from (make({"extra_special_tokens": value}) for value in (True, 1, 1.5, "<eos>"))
     yield make({"pad_token": {"content": new}})
     yield make({"pad_token": {**end, "__type": "AddedToken", **dict.fromkeys(FLAGS, True)}}, taken=True)  # tokenizer.json's flags count
     yield from (make({"added_tokens_decoder": {"1": token}}) for token in ({"content": new}, *({**end, flag: True} for flag in FLAGS)))
