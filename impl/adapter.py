@@ -27,6 +27,7 @@ from blackswan.impl.checksums import Checksums, checksum, require
 from blackswan.impl.classifier import Adaptation, trainable_shapes
 from blackswan.impl.config import POOLINGS, TARGETS, DecoderConfig, target_modules, targets_named
 from blackswan.impl.folder import is_there, whole_folder
+from blackswan.impl.tensors import laid_out
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS, BESIDE, HEAD = "adapter_config.json", "adapter_model.safetensors", "blackswan.json", "head.safetensors"
 MODEL = "model.safetensors"
@@ -101,7 +102,7 @@ def save_adapter(
         raise ValueError(f"{folder}: the adaptation has no targets; PEFT's format needs at least one")
     _require_readable(folder, adaptation, trainable)
     with whole_folder(folder, replace=True) as partial:
-        stored = {PREFIX + name: tensor.detach().cpu().contiguous() for name, tensor in trainable.items()}
+        stored = {PREFIX + name: tensor for name, tensor in laid_out(trainable).items()}
         save_file(stored, partial / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         (partial / ADAPTER_CONFIG).write_text(json.dumps(_peft_config(adaptation, base), indent=2) + "\n")
         write_beside(partial / BESIDE, config, adaptation, extra, trainable, base_checksums)

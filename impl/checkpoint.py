@@ -24,7 +24,7 @@ from blackswan.impl.config import DecoderConfig
 from blackswan.impl.decoder import EMBEDDING, HEAD, Decoder, parameter_shapes, require_shapes, require_tensors
 from blackswan.impl.folder import whole_folder
 from blackswan.impl.spans import FileState, read_span, state_of
-from blackswan.impl.tensors import LazyTensors, Shapes, Tensors
+from blackswan.impl.tensors import LazyTensors, Shapes, Tensors, laid_out
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -163,7 +163,7 @@ def save_checkpoint(
         raise FileNotFoundError(f"{tokenizer}: no such file; a checkpoint cannot be used without its own tokenizer")
     dtype = tensors[EMBEDDING].dtype
     with whole_folder(folder) as partial:
-        contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        contiguous = laid_out(tensors)
         for name, tensor in contiguous.items():
             if not bool(torch.isfinite(tensor).all()):
                 raise ValueError(f"{name}: NaN or infinity in {_NAMES[tensor.dtype]}; the model is damaged, or the dtype too narrow")

@@ -33,6 +33,7 @@ from blackswan.impl.decoder import EMBEDDING, projection_shapes
 from blackswan.impl.folder import whole_folder
 from blackswan.impl.nf4 import Nf4Weight
 from blackswan.impl.operations.lora import lora_merge
+from blackswan.impl.tensors import laid_out
 
 
 def merge_adapter(checkpoint: Checkpoint, adapter: Adapter, *, quantized_as: torch.dtype | None = None) -> dict[str, Tensor]:
@@ -86,9 +87,9 @@ def save_merged(
     """
     adaptation = adapter.adaptation
     tensors = merge_adapter(checkpoint, adapter, quantized_as=quantized_as)
-    head = {name: adapter.trainable[name].detach().cpu().contiguous() for name in (HEAD_WEIGHT, HEAD_BIAS)}
+    head = laid_out({name: adapter.trainable[name] for name in (HEAD_WEIGHT, HEAD_BIAS)})
     with whole_folder(folder) as partial:
-        stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        stored = laid_out(tensors)
         save_file(stored, partial / WEIGHTS, metadata={"format": "pt"})
         save_file(head, partial / HEAD, metadata={"format": "pt"})
         settings = _config(checkpoint.config, source) | {"dtype": str(tensors[EMBEDDING].dtype).removeprefix("torch.")}

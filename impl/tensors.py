@@ -22,6 +22,16 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def laid_out(tensors: Tensors) -> dict[str, Tensor]:
+    """The tensors on the CPU, row by row, no two of them in one memory, as a safetensors file has them; copied where they are not so."""
+    found, taken = dict[str, Tensor](), set[int]()
+    for name, tensor in tensors.items():
+        value = tensor.detach().cpu().contiguous()
+        found[name] = value.clone() if value.untyped_storage().data_ptr() in taken else value
+        taken.add(value.untyped_storage().data_ptr())
+    return found
+
+
 class LazyTensors(Mapping[str, Tensor]):
     """Tensors whose names and shapes are known before they are read. Each look-up reads anew and keeps nothing."""
 

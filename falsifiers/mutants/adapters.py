@@ -152,7 +152,7 @@ def adapter_saved_modules_of_a_set(refuse: Step, self: Any) -> None:
 
 
 @wrong_step("impl.adapter:_PeftConfig.alpha")
-def adapter_alpha_converted_first(alpha: Step, self: Any) -> float:
+def adapter_alpha_converted_first(alpha: Step, self: Any) -> Any:
     """A whole number for alpha is converted before its bound is looked at, which ends in an OverflowError."""
     if isinstance(value := self.values.get("lora_alpha"), int):
         float(value)

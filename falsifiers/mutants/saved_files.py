@@ -71,6 +71,15 @@ def adapter_as_it_lies_in_memory(save: Step, *given: Any, **named: Any) -> None:
         save(*given, **named)
 
 
+def _each_where_it_is(_: Step, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+wrong_steps("impl.adapter:laid_out", adapter_of_one_memory_refused=("Factors that are one tensor are not saved.", _each_where_it_is))
+wrong_steps("impl.checkpoint:laid_out", checkpoint_of_one_memory_refused=("Norms that are one tensor are not saved.", _each_where_it_is))
+wrong_steps("impl.merge:laid_out", merged_of_one_memory_refused=("Norms that are one tensor are not merged.", _each_where_it_is))
+
+
 @wrong_step("impl.merge:save_merged")
 def merged_as_it_lies_in_memory(save: Step, *given: Any, **named: Any) -> None:
     """An adapter is merged only into weights whose numbers lie in memory row by row."""

@@ -90,8 +90,8 @@ def saved(trial: Trial, model: Model, *, merged: bool = False, default: str = "f
 def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
     """A saved adapter_model.safetensors has PEFT's names, dtypes and bits, and adapter_config.json PEFT's keys.
 
-    Its tensors are of any dtype, all of one or each of its own, and lie in memory in any order; the base may have one of more than a MiB.
-    Everybody may open the folder and read the files. What is saved beside it comes back.
+    Its tensors are of any dtype, all of one or each of its own, and lie in memory in any order, some in one place; the base may have one of
+    more than a MiB. Everybody may open the folder and read the files. What is saved beside it comes back.
     """
     merged, rng = trial.seed % 2 == 0, trial.rng("model")
     pooling = "last" if trial.seed % 4 else str(rng.choice(["mean", "first"]))
@@ -99,6 +99,7 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
     model = generated(rng, trial.seed, "float32", **({"pooling": pooling, "nf4": False, **sizes} if merged else {}))
     dtypes = drawn_dtypes(rng, model)
     model = replace(model, trainable={name: _laid_out(rng, value.astype(dtypes[name])) for name, value in model.trainable.items()})
+    model = replace(model, trainable=_some_equal(model.trainable, "lora_A.weight"), decoder=_some_equal(model.decoder, "layernorm.weight"))
     with saved(trial, model, merged=merged) as folder:
         stored, config = load_file(folder / "adapter" / ADAPTER_WEIGHTS), read_json(folder / "adapter" / ADAPTER_CONFIG)
         prepared = [each for part in ("adapter", *["merged"] * merged) for each in _prepared(trial, model, folder / part)]
@@ -175,6 +176,12 @@ def drawn_dtypes(rng: Generator, model: Model) -> dict[str, np.dtype[Any]]:
 def _laid_out(rng: Generator, value: Array) -> Array:
     """The same numbers, in memory row by row, column by column, or with others between them."""
     return (value, np.asfortranarray(value), np.stack([value, value], axis=-1)[..., 0])[int(rng.integers(3))]
+
+
+def _some_equal(tensors: Arrays, of: str) -> dict[str, Array]:
+    """The tensors, those of that end of their names and of the first one's shape equal to it: a door may hold these in one memory."""
+    first = next(value for name, value in tensors.items() if name.endswith(of))
+    return {name: first if name.endswith(of) and value.shape == first.shape else value for name, value in tensors.items()}
 
 
 def _checksums(folder: Path, merged: bool) -> list[Comparison]:
@@ -312,6 +319,7 @@ def saved_checkpoint_is_exact(trial: Trial) -> Iterator[Comparison]:
     if trial.seed % 2:
         drawn = {name: STORAGE[model.dtype if name == EMBEDDING else str(rng.choice(DTYPES))] for name in model.decoder}
         model = replace(model, decoder={name: value.astype(drawn[name]) for name, value in model.decoder.items()})
+    model = replace(model, decoder=_some_equal(model.decoder, "layernorm.weight"))
     positions = {"max_position_embeddings": int(rng.integers(1, 2**20))}
     model = replace(model, config={**model.config, **positions})
     with tempfile.TemporaryDirectory() as parent:

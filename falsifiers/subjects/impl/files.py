@@ -59,10 +59,10 @@ class Files(Door):
         renames: int | None = None,
         extra: Mapping[Any, Any] | None = None,
     ) -> None:
-        """Saves LoRA factors and head from the device, as the parameters of a module in training, as they lie in memory, and `extra`, over
-        an adapter that is there; on a system that refuses to exchange two names by that error, or for 0 has no call for it, and on a disk
-        that fails to rename after so many times."""
-        placed = {name: to_torch(value).to(self._device) for name, value in tensors.items()}
+        """Saves LoRA factors and head from the device, as the parameters of a module in training, as they lie in memory, equal ones in one
+        place of it, and `extra`, over an adapter that is there; on a system that refuses to exchange two names by that error, or for 0 has
+        no call for it, and on a disk that fails to rename after so many times."""
+        placed = _equal_ones_once({name: to_torch(value).to(self._device) for name, value in tensors.items()})
         held = {name: torch.nn.Parameter(value, requires_grad=value.is_floating_point()) for name, value in placed.items()}
         with nullcontext() if exchange is None else _exchanging(exchange), nullcontext() if renames is None else _renaming(renames):
             _save(folder, base, settings, held, extra)
@@ -463,8 +463,18 @@ def _kill_at(step: int) -> None:
 
 
 def _by_columns(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors, their matrices column by column in memory."""
-    return {name: tensor.mT.contiguous().mT if tensor.ndim == 2 else tensor for name, tensor in tensors.items()}
+    """The tensors, equal ones in one memory, their matrices column by column."""
+    once = _equal_ones_once(tensors)
+    return {name: tensor.mT.contiguous().mT if tensor.ndim == 2 else tensor for name, tensor in once.items()}
+
+
+def _equal_ones_once(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors, those of the same numbers as one tensor, as an initial value is that was made once."""
+    found = dict[str, torch.Tensor]()
+    for name, tensor in tensors.items():
+        alike = (one for one in found.values() if one.dtype == tensor.dtype and torch.equal(one, tensor))
+        found[name] = next(alike, tensor)
+    return found
 
 
 def _arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, Array]:
