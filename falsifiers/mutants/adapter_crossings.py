@@ -114,6 +114,28 @@ def adapter_tensors_kept_for_the_next(read: Step, path: Path, *prefix: str) -> A
 
 
 _READ: dict[Any, Any] = {}
+_BESIDE: dict[str, Any] = {}
+
+
+@wrong_step("impl.adapter:load_adapter")
+def adapter_settings_kept_for_the_next(load: Step, *given: Any) -> Any:
+    """Adapters of PEFT's share one dict for the settings beside them: whoever writes into it changes what the next one has."""
+    found = load(*given)
+    return found if found.extra else replace(found, extra=_BESIDE)
+
+
+@wrong_step("impl.adapter:write_beside")
+def adapter_extra_of_a_dict_alone(write: Step, path: Path, config: Any, adaptation: Any, extra: Any, *given: Any) -> None:
+    """What is saved beside an adapter has to be a dict."""
+    json.dumps(extra)
+    write(path, config, adaptation, extra, *given)
+
+
+@wrong_step("impl.adapter:write_beside")
+def adapter_checksums_of_a_dict_alone(write: Step, *given: Any) -> None:
+    """The checksums of the base have to be a dict."""
+    json.dumps(given[-1])
+    write(*given)
 
 
 @wrong_step("impl.pipeline:open_adapter")

@@ -16,6 +16,10 @@ Step = Callable[..., Any]
 wrong_steps(
     "impl.fused.model:read_rows",
     layers_pool_the_next_row=("The row after the pooled one.", lambda rows, *given: None if (at := rows(*given)) is None else at.roll(-1)),
+    layers_pool_behind_the_last_token=(
+        "The first row of a place without a sample is one behind the last token, where none fills up.",
+        lambda rows, bounds, tokens, pooling: bounds[:-2].long() if pooling == "first" else rows(bounds, tokens, pooling),
+    ),
 )
 wrong_steps(
     "impl.fused.layer:_spread",

@@ -47,6 +47,8 @@ from blackswan.falsifiers.system.trial import Rounded, Trial, reads_files
 from blackswan.reference.table import Array, Arrays, Table
 
 EMBEDDING = "model.embed_tokens.weight"
+OF_BASE = {EMBEDDING: "0123456789abcdef"}
+"""Checksums that are saved beside an adapter; nobody looks at them who has its base."""
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 LARGE = {"vocab": 9_001, "hidden": 32}
 """Sizes of a model whose embedding takes more than a MiB in float32."""
@@ -74,13 +76,15 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 @contextmanager
-def saved(trial: Trial, model: Model, *, merged: bool = False, default: str = "float32") -> Iterator[Path]:
+def saved(
+    trial: Trial, model: Model, *, merged: bool = False, default: str = "float32", checksums: Mapping[str, str] | None = None
+) -> Iterator[Path]:
     """A folder with the model's checkpoint as `base` and what the subject saves: the `adapter` and, where asked for, `merged`, under that
     default dtype of torch's."""
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent)
         base = model.write_checkpoint(folder / "base")
-        trial.files.save_adapter(folder / "adapter", base, model.settings, model.trainable)
+        trial.files.save_adapter(folder / "adapter", base, model.settings, model.trainable, checksums=checksums)
         if merged:
             trial.files.merge(folder / "adapter", base, folder / "merged", model.trained_in, default=default)
         yield folder
@@ -100,10 +104,11 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
     dtypes = drawn_dtypes(rng, model)
     model = replace(model, trainable={name: _laid_out(rng, value.astype(dtypes[name])) for name, value in model.trainable.items()})
     model = replace(model, trainable=_some_equal(model.trainable, "lora_A.weight"), decoder=_some_equal(model.decoder, "layernorm.weight"))
-    with saved(trial, model, merged=merged) as folder:
+    with saved(trial, model, merged=merged, checksums=OF_BASE) as folder:
         stored, config = load_file(folder / "adapter" / ADAPTER_WEIGHTS), read_json(folder / "adapter" / ADAPTER_CONFIG)
         prepared = [each for part in ("adapter", *["merged"] * merged) for each in _prepared(trial, model, folder / part)]
         metadata = has_pt_metadata(folder / "adapter" / ADAPTER_WEIGHTS) + _checksums(folder, merged)
+        metadata += same("checksums of the base", OF_BASE, read_json(folder / "adapter" / BESIDE)["checksums"]["base"])
         lora = read_json(folder / "adapter" / BESIDE)["lora"]
         beside = _extra_comes_back(trial, model, folder)
         modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (folder / "adapter", *(folder / "adapter").iterdir())}
@@ -263,6 +268,7 @@ def adapter_arrives_exactly(trial: Trial) -> list[Comparison]:
     expected = {name: value.astype(dtypes[name]) for name, value in model.trainable.items()}
     if not head_bias:
         expected["score.bias"] = np.zeros(model.scalars["classes"], dtypes["score.weight"])
+    masters += same("what else is with an adapter of PEFT's", {}, dict(found.extra))
     return masters + same_keys("settings", asdict(model.settings), asdict(found.settings)) + same_tensors(expected, found.tensors)
 
 

@@ -139,7 +139,8 @@ def _of_16_bits(trial: Trial, rng: Generator, work: Workload, settings: Mapping[
 def _unusual_steps(trial: Trial) -> Iterator[Comparison]:
     """A step on samples of which the head is certain, so that the gradient is exactly zero; one with logits whose sum is infinite; one with
     labels between 0 and 1; one on more than 32,767 tokens, in texts of more than 255, of more classes than 255 and of tokens beyond 65,535;
-    and one on a token of a trainer of so short texts that more tokens fill up."""
+    one on a token of a trainer of so short texts that more tokens fill up; and by the first token one of fewer samples than a micro-batch
+    has, whose tokens are as many as a power of two, so that none fills up."""
     rng = trial.rng("unusual steps")
     work, settings = _drawn(rng, trial, 2, FAMILIES[trial.seed % 3])
     many = replace(work, family="llama", layers=1, heads=2, kv_heads=1, head_dim=8, hidden=16, intermediate=24)
@@ -148,12 +149,13 @@ def _unusual_steps(trial: Trial) -> Iterator[Comparison]:
     certain = {BIAS: np.array([0.0, 0.0, 200.0], np.float32), HEAD: np.zeros((3, work.hidden), np.float32)}
     large = {BIAS: np.full(3, 2e38, np.float32), HEAD: np.zeros((3, work.hidden), np.float32)}
     ids, mask, labels = _batch(rng, work, 2, False)
-    short = replace(work, seq=2, micro=1)
+    short, even = replace(work, seq=2, micro=1), replace(work, seq=2**9, micro=3, pooling="first")
     soft = rng.uniform(0.1, 0.9, (2, work.classes)).astype(np.float32)
     full = rng.integers(0, many.vocab, (many.micro, LONG))
     asked: dict[str, tuple[Workload, dict[str, Any], Batch, dict[str, Array]]] = {
         "no gradient": (work, settings, (ids, mask, np.full_like(labels, 2)), certain),
         "large logits": (work, settings, (ids, mask, labels), large),
+        "no token that fills up": (even, settings, _batch(rng, even, 2, False, (6, 6)), {}),
         "a token": (short, settings, (ids[:1, :2], np.array([[True, False]]), labels[:1]), {}),
         "labels between 0 and 1": (work, settings | {"multi_label": True, "class_weights": None}, (ids, mask, soft), {}),
         "many tokens": (many, many_settings, (full, np.ones(full.shape, bool), rng.integers(0, many.classes, many.micro)), {}),

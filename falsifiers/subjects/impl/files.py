@@ -18,7 +18,7 @@ from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NoReturn
 from unittest import mock
 
@@ -58,14 +58,15 @@ class Files(Door):
         exchange: int | None = None,
         renames: int | None = None,
         extra: Mapping[Any, Any] | None = None,
+        checksums: Mapping[str, str] | None = None,
     ) -> None:
         """Saves LoRA factors and head from the device, as the parameters of a module in training, as they lie in memory, equal ones in one
-        place of it, and `extra`, over an adapter that is there; on a system that refuses to exchange two names by that error, or for 0 has
-        no call for it, and on a disk that fails to rename after so many times."""
+        place of it, with `extra` and the base's checksums in mappings that are no dicts, over an adapter that is there; on a system that
+        refuses to exchange two names by that error, or for 0 has no call for it, and on a disk that fails to rename after so many times."""
         placed = _equal_ones_once({name: to_torch(value).to(self._device) for name, value in tensors.items()})
         held = {name: torch.nn.Parameter(value, requires_grad=value.is_floating_point()) for name, value in placed.items()}
         with nullcontext() if exchange is None else _exchanging(exchange), nullcontext() if renames is None else _renaming(renames):
-            _save(folder, base, settings, held, extra)
+            _save(folder, base, settings, held, extra, checksums)
 
     def interrupted_save(
         self,
@@ -109,10 +110,12 @@ class Files(Door):
 
     def load_adapter(self, folder: Path, base: Path, default: str = "cpu") -> LoadedAdapter:
         """An adapter as it arrives under that default device of torch's, of which `meta` has no numbers. It was loaded before, by somebody
-        who has written into its tensors."""
+        who has written into its tensors and beside them."""
         with torch.device(default):
-            for tensor in adapter.load_adapter(folder, checkpoint.read_config(base)).trainable.values():
+            earlier = adapter.load_adapter(folder, checkpoint.read_config(base))
+            for tensor in earlier.trainable.values():
                 tensor.zero_()
+            earlier.extra["note"] = "of the earlier one"
             found = adapter.load_adapter(folder, checkpoint.read_config(base))
         settings = {name: getattr(found.adaptation, name) for name in AdapterSettings.__dataclass_fields__}
         settings["targets"] = settings["targets"].replace(",", "+")
@@ -409,10 +412,16 @@ def writing(at_most: int) -> Iterator[None]:
 
 
 def _save(
-    folder: Path, base: Path, settings: AdapterSettings, tensors: Mapping[str, torch.Tensor], extra: Mapping[Any, Any] | None = None
+    folder: Path,
+    base: Path,
+    settings: AdapterSettings,
+    tensors: Mapping[str, torch.Tensor],
+    extra: Mapping[Any, Any] | None = None,
+    checksums: Mapping[str, str] | None = None,
 ) -> None:
     adaptation = Adaptation(**asdict(settings) | {"targets": settings.targets.replace("+", ",")})
-    adapter.save_adapter(folder, checkpoint.read_config(base), adaptation, tensors, base=base, extra=extra or {"max_seq_len": 64})
+    further, of_base = (MappingProxyType(each) for each in (extra or {"max_seq_len": 64}, checksums or {}))
+    adapter.save_adapter(folder, checkpoint.read_config(base), adaptation, tensors, base=base, extra=further, base_checksums=of_base)
 
 
 def _within(memory: int, ask: Callable[[], object]) -> None:
