@@ -165,6 +165,12 @@ def byte_tokens_of_characters(_: Step, self: Any, texts: Sequence[str]) -> list[
 
 
 @wrong_step("impl.tokens:ByteTokens.measure")
+def byte_tokens_of_question_marks(measure: Step, self: Any, texts: Sequence[str]) -> list[tuple[Indices, int]]:
+    """Half of a surrogate pair is a question mark."""
+    return [*measure(self, [text.encode(errors="replace").decode() for text in texts])]
+
+
+@wrong_step("impl.tokens:ByteTokens.measure")
 def byte_tokens_counted_after_truncation(measure: Step, self: Any, texts: Sequence[str]) -> list[tuple[Indices, int]]:
     """Lengths after truncation where there is no tokenizer."""
     return [(ids, len(ids)) for ids, _ in measure(self, texts)]

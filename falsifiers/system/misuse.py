@@ -41,6 +41,7 @@ MISUSES = {
     **{f"{call} {text!r}": ("one text", "TypeError") for call in ("a batch of", "predict", "encode") for text in ("one text", "")},
     "padding in the middle": ("padding_side", "ValueError"),
     "a batch of no text": ("empty", "ValueError"),
+    **{f"{call} half a character": ("utf-?8|surrogate", "ValueError") for call in ("a batch of", "predict")},
     **{f"an estimate of {name} 0": (name, "ValueError") for name in ("batch", "seq", "accumulation")},
     **{f"statistics of {name}": ("length", "ValueError") for name in ("a length fewer", "a length more", "no sample")},
     **{f"{given} of a label {label!r}": ("sample 2: the label is", "ValueError") for given in ("samples", "texts") for label in NO_LABELS},

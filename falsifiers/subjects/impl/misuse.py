@@ -104,6 +104,8 @@ def _of_counts(pipeline: ClassifyPipeline) -> Calls:
         yield f"texts of {size} tokens", partial(ByteTokens, size, "right")
     yield "padding in the middle", partial(ByteTokens, 4, "middle")
     yield "a batch of no text", partial(ByteTokens(4).batch, [])
+    yield "a batch of half a character", partial(ByteTokens(4).batch, ["rm", "\ud83d"])
+    yield "predict half a character", partial(pipeline.predict, ["rm", "\ud83d"])
     for text in ("one text", ""):
         yield f"a batch of {text!r}", partial(ByteTokens(4).batch, text)
         yield f"predict {text!r}", partial(pipeline.predict, text)
