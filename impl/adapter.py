@@ -183,10 +183,14 @@ def prepare_sequence_classifier(model: nn.Module, folder: Path) -> None:
     weight, old = tensors.get(HEAD_WEIGHT), getattr(model, "score", None)
     if weight is None:
         raise ValueError(f"{path}: no tensor {HEAD_WEIGHT!r}; the head was not saved")
+    bias = tensors.get(HEAD_BIAS, torch.zeros(weight.shape[:1], device="cpu"))
+    if weight.ndim != 2 or bias.shape != weight.shape[:1]:
+        shapes = f"{HEAD_WEIGHT} has shape {list(weight.shape)} and {HEAD_BIAS} {list(bias.shape)}"
+        raise ValueError(f"{path}: {shapes}; expected [classes, hidden] and [classes]")
     if not isinstance(old, nn.Linear) or old.in_features != weight.shape[-1]:
         raise ValueError(f"{type(model).__name__} has no linear layer 'score' of {weight.shape[-1]} inputs; expected a sequence classifier")
     head = nn.Linear(weight.shape[1], weight.shape[0], device=old.weight.device, dtype=old.weight.dtype)
-    head.load_state_dict({"weight": weight, "bias": tensors.get(HEAD_BIAS, torch.zeros(len(weight), device="cpu"))})
+    head.load_state_dict({"weight": weight, "bias": bias})
     model.score = head
     model.num_labels = model.config.num_labels = len(weight)  # type: ignore[union-attr, assignment]  # transformers' config
 

@@ -124,6 +124,15 @@ def adapter_settings_kept_for_the_next(load: Step, *given: Any) -> Any:
     return found if found.extra else replace(found, extra=_BESIDE)
 
 
+@wrong_step("impl.adapter:prepare_sequence_classifier")
+def prepared_with_a_head_of_any_shape(prepare: Step, *given: Any) -> None:
+    """What torch says of a head that is no matrix, or of a bias of another length, names no file."""
+    try:
+        prepare(*given)
+    except ValueError as error:
+        raise RuntimeError("size mismatch") if "has shape" in str(error) else error from None
+
+
 @wrong_step("impl.adapter:write_beside")
 def adapter_extra_of_a_dict_alone(write: Step, path: Path, config: Any, adaptation: Any, extra: Any, *given: Any) -> None:
     """What is saved beside an adapter has to be a dict."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save, save_file
 
 from blackswan import reference
 from blackswan.falsifiers.data import CHECKPOINT
@@ -219,6 +219,7 @@ def _prepared(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
     weight, bias = (model.trainable[name].astype(STORAGE[dtype]) for name in ("score.weight", "score.bias"))
     wider = partial(trial.files.prepared_head, folder, model.scalars["hidden"] + 1)
     refused = [*told, trial.refuses("a model of another width", wider, f"{model.scalars['hidden']} inputs", "ValueError")]
+    refused += _misshapen_heads(trial, model, folder)
     refused.append(_without_a_head(trial, model, folder))
     bare = model.write_peft(folder.with_name(f"bare {folder.name}"), head_bias=False)
     given = trial.files.prepared_head(bare, model.scalars["hidden"], dtype)
@@ -227,6 +228,22 @@ def _prepared(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
     dtypes = same("dtype of the head for transformers", dtype, str(found.weight.dtype))
     dtypes += same("place of the head for transformers", ["meta", "meta"], trial.files.prepared_places(folder, model.scalars["hidden"]))
     return [*refused, *dtypes, *same("head for transformers", PreparedHead(weight, bias, len(bias), len(bias)), found)]
+
+
+def _misshapen_heads(trial: Trial, model: Model, folder: Path) -> Iterator[Comparison]:
+    """A head of one dimension, of none or of three, and a bias of another length or of two, are refused by file and tensor."""
+    file = folder / (HEAD if (folder / HEAD).is_file() else ADAPTER_WEIGHTS)
+    whole, stored = file.read_bytes(), load_file(file)
+    ask = partial(trial.files.prepared_head, folder, model.scalars["hidden"])
+    weight, bias = (next(name for name in stored if name.endswith(end)) for end in ("score.weight", "score.bias"))
+    values = [(weight, stored[weight][place]) for place in (0, (0, 0), None)] + [(bias, stored[bias][:-1]), (bias, stored[bias][None])]
+    for name, value in values:
+        end = name.removeprefix(PREFIX)
+        file.write_bytes(save({**stored, name: np.array(value)}))
+        yield trial.refuses(
+            f"{end} of shape {np.shape(value)} of {folder.name}", ask, rf"{re.escape(file.name)}.*{re.escape(end)}", "ValueError"
+        )
+    file.write_bytes(whole)
 
 
 def _without_a_head(trial: Trial, model: Model, folder: Path) -> Comparison:
