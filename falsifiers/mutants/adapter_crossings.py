@@ -124,6 +124,15 @@ def adapter_settings_kept_for_the_next(load: Step, *given: Any) -> Any:
     return found if found.extra else replace(found, extra=_BESIDE)
 
 
+@wrong_step("impl.merge:load_merged")
+def merged_heads_refused_as_weights(load: Step, *given: Any) -> Any:
+    """The refusal of a damaged head names the file of the model's weights."""
+    try:
+        return load(*given)
+    except ValueError as error:
+        raise ValueError(str(error).replace("head.safetensors", "model.safetensors")) from None
+
+
 @wrong_step("impl.adapter:prepare_sequence_classifier")
 def prepared_with_a_head_of_any_shape(prepare: Step, *given: Any) -> None:
     """What torch says of a head that is no matrix, or of a bias of another length, names no file."""

@@ -19,6 +19,7 @@ from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.system.adapter_files import (
     TOKENIZER,
+    WEIGHTS,
     Model,
     generated,
     one_ulp_off,
@@ -157,7 +158,7 @@ def tensors(folder: Path, file: str, prefix: str, rng: Generator) -> Iterator[Da
             changed[name] = _spoiled(value, kind)
         # A damage of a base's tensor is found where it is read, and NaN also by its path alone. A classifier reads no output layer.
         path = plain.rpartition(".")[0]
-        named = f"({file}|{folder.name}).*{path}|{path}.*({folder.name})"
+        named = f"({file}|{folder.name}).*{path}|{path}.*({folder.name})" if file == WEIGHTS else f"{file}.*{path}"
         yield Damage(f"{file}: {name} {kind}", {file: save(changed)}, named, free=name == UNREAD)
 
 
