@@ -124,7 +124,7 @@ def adapter_settings_kept_for_the_next(load: Step, *given: Any) -> Any:
     return found if found.extra else replace(found, extra=_BESIDE)
 
 
-@wrong_step("impl.merge:load_merged")
+@wrong_step("impl.saved:load_merged")
 def merged_heads_refused_as_weights(load: Step, *given: Any) -> Any:
     """The refusal of a damaged head names the file of the model's weights."""
     try:
