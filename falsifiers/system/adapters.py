@@ -342,7 +342,8 @@ def saved_checkpoint_is_exact(trial: Trial) -> Iterator[Comparison]:
     if trial.seed % 2:
         drawn = {name: STORAGE[model.dtype if name == EMBEDDING else str(rng.choice(DTYPES))] for name in model.decoder}
         model = replace(model, decoder={name: value.astype(drawn[name]) for name, value in model.decoder.items()})
-    model = replace(model, decoder=_some_equal(model.decoder, "layernorm.weight"))
+    if trial.seed % 4 == 2:  # elsewhere no two are equal, by which one could stand for another
+        model = replace(model, decoder=_some_equal(model.decoder, "layernorm.weight"))
     positions = {"max_position_embeddings": int(rng.integers(1, 2**20))}
     model = replace(model, config={**model.config, **positions})
     with tempfile.TemporaryDirectory() as parent:
