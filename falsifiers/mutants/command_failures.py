@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from safetensors import SafetensorError
+
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 from blackswan.impl.__main__ import parser
 from blackswan.impl.checkpoint import read_config
@@ -279,3 +281,12 @@ def positions_all_but_one(fitting: Any, architecture: Any, config: Any, tokens: 
     fitting(architecture, config, tokens)
     if config.max_seq_len == architecture.max_positions:
         raise ValueError(f"max_seq_len is {config.max_seq_len}: expected fewer than the positions of the model")
+
+
+@wrong_step("impl.fit:save_state")
+def states_fail_by_their_library(save: Any, *given: Any) -> None:
+    """A state that finds no room ends a run by an error of the library that writes it, which names no file."""
+    try:
+        save(*given)
+    except OSError as error:
+        raise SafetensorError(str(error.strerror)) from None

@@ -478,3 +478,12 @@ def large_adapters_not_looked_at(require: Step, tensors: Any, *given: Any) -> No
     """An adapter of more than 16 MiB is not held to its checksums."""
     if sum(tensor.nbytes for tensor in tensors.values()) < 2**24:
         require(tensors, *given)
+
+
+_TOKENS: dict[Any, Any] = {}
+
+
+@wrong_step("impl.saved:load_tokenizer")
+def tokenizers_kept_by_their_folders_time(load: Step, source: Path, *given: Any) -> Any:
+    """A tokenizer is read once for each time of its folder, which does not move when a file in it is written over."""
+    return _TOKENS.setdefault((source, source.stat().st_mtime_ns, *given), load(source, *given))

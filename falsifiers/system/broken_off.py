@@ -88,6 +88,7 @@ def broken_off_commands_say_so(trial: Trial) -> Iterator[Comparison]:
         yield from _full(trial, "pretrain", problem.folder / "another full disk", int(rng.integers(1, 6)), pretrain, of_pretrain)
         yield from _unread(trial, problem.folder, train, pretrain)
         yield from _metrics_without_room(trial, train, run, problem.folder / "no room for a line")
+        yield from _state_without_room(trial, train, run, problem.folder / "no room for a state")
         yield from _told_how_to_go_on(trial, train, run, rng)
         yield from _told_how_to_go_on(trial, pretrain, None, rng)
         reading = {
@@ -185,6 +186,14 @@ def _told_how_to_go_on(trial: Trial, arguments: tuple[object, ...], whole: Path 
             trial.commands.run(*given, *(["--resume"] if "--resume" in said.err else []))
             if whole is not None:
                 yield from same(f"metrics of {name} after {error!r} in its flush {flush}", metrics(whole), metrics(output))
+
+
+def _state_without_room(trial: Trial, train: tuple[object, ...], whole: Path, output: Path) -> Iterator[Comparison]:
+    """A run whose first state has no room, though the smaller files before it have, has failed, and names the state."""
+    small = max(path.stat().st_size for path in whole.iterdir() if path.suffix in (".json", ".yaml"))
+    said = trial.commands.without_room(small + 64, *train, f"--output={output}")
+    named = TOO_LARGE in said.err and "state.safetensors" in said.err
+    yield from same("status of a run whose state has no room, and whether that is named", (1, True), (said.status, named))
 
 
 def _metrics_without_room(trial: Trial, train: tuple[object, ...], whole: Path, output: Path) -> Iterator[Comparison]:

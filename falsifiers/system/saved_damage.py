@@ -1,6 +1,7 @@
 """Saved adapters and merged models of which a key or a tensor is damaged."""
 
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -12,7 +13,7 @@ from typing import Any
 
 from safetensors.numpy import load, save
 
-from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.numeric.comparison import Comparison, value_at_least
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.system.adapter_files import (
     ADAPTER_CONFIG,
@@ -171,7 +172,22 @@ def _beside_another_base(trial: Trial, model: Model, parent: Path) -> list[Compa
     words = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "b"}
     (copy / TOKENIZER).write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": words}))
     answers = [trial.commands.library("probabilities", folder, TEXTS) for folder in (parent / "adapter", copy)]
-    return same("answers of an adapter beside another base of that name", *answers)
+    found = same("answers of an adapter beside another base of that name", *answers)
+    return found + _with_another_tokenizer(trial, parent)
+
+
+def _with_another_tokenizer(trial: Trial, parent: Path) -> list[Comparison]:
+    """An adapter that is opened again answers by the tokenizer that its base has then, also where that was written over in its place, which
+    leaves the folder's time as it was."""
+    ask = partial(trial.commands.library, "probabilities", parent / "adapter", TEXTS)
+    before, tokens = ask(), json.loads((parent / "base" / TOKENIZER).read_text())
+    (parent / "base" / TOKENIZER).write_text(json.dumps({**tokens, "normalizer": {"type": "Prepend", "prepend": TEXTS[0]}}))
+    now = ask()
+    (parent / "base").rename(parent / "written over")
+    shutil.copytree(parent / "written over", parent / "base")
+    os.utime(parent / "base")
+    changed = value_at_least("answers that change with the tokenizer", int((now != before).sum()), 1)
+    return [changed, *same("answers once the base's tokenizer was written over", ask(), now)]
 
 
 def _ulps(folder: Path, file: str, ends: str = "") -> Iterator[Damage]:
