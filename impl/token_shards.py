@@ -213,7 +213,7 @@ def _checked(documents: Iterable[Sequence[int]], vocab: int) -> Iterator[Sequenc
             wrong = next(position for position, token in enumerate(ids) if not 0 <= token < vocab)
             raise ValueError(f"document {number}: token {wrong} is {ids[wrong]}, but the vocabulary has {vocab} tokens, 0 to {vocab - 1}")
         if (found := np.asarray(ids).dtype).kind not in "biu" and len(ids):
-            raise ValueError(f"document {number}: its tokens are of {found}; expected integers, to which none is rounded")
+            raise ValueError(f"document {number}: its tokens have dtype {found}; expected integers")
         yield ids
 
 

@@ -2,14 +2,12 @@
 
 import hashlib
 import json
-import os
 import resource
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -102,41 +100,14 @@ def _few_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, usual)
 
 
-_LISTENING: list[list[str]] = []
-
-
-@cache
-def _listen() -> None:
-    """Hears of each file that this process opens to write it, for as long as the process lives: such a hook cannot be taken away."""
-
-    def hook(event: str, given: tuple[Any, ...]) -> None:
-        if _LISTENING and event == "open" and not isinstance(given[0], int) and given[2] & (os.O_WRONLY | os.O_RDWR):
-            _LISTENING[-1].append(os.path.realpath(os.fsdecode(given[0])))
-
-    sys.addaudithook(hook)
-
-
-@contextmanager
-def _opened_to_be_written() -> Iterator[list[str]]:
-    """The files that this process opens inside the block to write them, which whoever may only read them cannot."""
-    _listen()
-    _LISTENING.append([])
-    try:
-        yield _LISTENING[-1]
-    finally:
-        _LISTENING.pop()
-
-
 def epoch_predicts_every_token_once(trial: Trial) -> Iterator[Comparison]:
     """The pairs (token, next token) within rows over an epoch are the stream's, each once; rows and batches are full but for the last.
 
-    No file of the shards is opened to be written.
+    Shards may be files of which the process has no more right than to read them.
     """
-    with _stream(trial) as (stream, tokens, epoch), _few_files(), _opened_to_be_written() as opened:
-        place = f"{tokens.folder.parent.resolve()}{os.sep}"
+    with _stream(trial) as (stream, tokens, epoch), _few_files():
         wanted = np.stack([stream[:-1], stream[1:]], axis=1)
         shuffled, in_order = (trial.pretrainer.epoch(given, epoch) for given in (tokens, replace(tokens, seed=None)))
-    yield from same("files of shards that are opened to be written", [], [file for file in opened if file.startswith(place)])
     yield from same("pairs in order", wanted, _pairs(in_order))
     yield from same("pairs shuffled", _sorted(wanted), _sorted(_pairs(shuffled)))
     rows = -(-len(wanted) // (tokens.seq - 1))

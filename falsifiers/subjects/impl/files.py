@@ -35,7 +35,7 @@ from blackswan.impl.classifier import Adaptation, Classifier
 from blackswan.reference.table import Array
 
 NAMED: dict[str, dict[Any, Any]] = {"id2label": {0: "safe", 1: "unsafe"}, "label2id": {"safe": 0, "unsafe": 1}}
-"""What a configuration of transformers' says of its two labels."""
+"""Names of two labels, as a configuration of a transformers model has them."""
 WRITES = {
     *("tempfile.mkdtemp", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod"),
     *("shutil.rmtree", "shutil.copyfile", "ctypes.dlsym"),
@@ -43,7 +43,7 @@ WRITES = {
 """Audited events by which a process changes files, beside opening one to write; two folders change places through ctypes."""
 LATE, KILLED = 30, 9
 UNKNOWN_FLAG = 0x80
-"""No flag of renameat2."""
+"""A bit that renameat2 does not know, and refuses."""
 
 
 class Files(Door):

@@ -1,11 +1,13 @@
 """Pre-training as `impl` does it: token shards and their batches, runs, validation, checkpoints, the state of the optimiser."""
 
 import argparse
+import errno
 import fcntl
 import gc
 import hashlib
 import io
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
@@ -29,6 +31,7 @@ from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.kill_points import flushes
 from blackswan.falsifiers.subjects.impl.slow_disk import slow, until_the_next_step
 from blackswan.falsifiers.subjects.impl.watching import broken_off, failing
+from blackswan.falsifiers.subjects.patching import opening
 from blackswan.falsifiers.subjects.protocol import Session
 from blackswan.impl import decoder_optimiser, dispatch, pretrain, pretrain_run, token_shards
 from blackswan.impl.checkpoint import load_decoder
@@ -48,9 +51,9 @@ class Pretrainer(Door):
     """Language-model pre-training: streams of tokens, runs, their parts, and what they start from."""
 
     def epoch(self, tokens: Tokens, epoch: int, start: int = 0, meanwhile: Callable[[], object] = lambda: None) -> StreamRows:
-        """The rows of an epoch from batch `start` on, where torch's default device holds no numbers. Between its first
-        batch and the others the next epoch is begun, and `meanwhile` is what happens then."""
-        with torch.device("meta"):
+        """The rows of an epoch from batch `start` on, where torch's default device holds no numbers and the shards may only be read.
+        Between its first batch and the others the next epoch is begun, and `meanwhile` is what happens then."""
+        with torch.device("meta"), _only_read(tokens.folder):
             batches = _batches(tokens)
             found = list(islice(stream := batches.epoch(epoch, start), 1))
             next(batches.epoch(epoch + 1), None)
@@ -381,6 +384,20 @@ def _keeping(held: "WeakSet[_Saved]") -> saved_tensors_hooks:
         return saved
 
     return saved_tensors_hooks(pack, lambda saved: saved.tensor)
+
+
+@contextmanager
+def _only_read(folder: Path) -> Iterator[None]:
+    """Inside the block the process has no right to write to the files of that folder, which root has of all."""
+    real = io.open
+
+    def opened(file: Any, mode: str = "r", *given: Any, **named: Any) -> Any:
+        if not isinstance(file, int) and set(mode) & set("+awx") and folder in Path(file).parents:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+        return real(file, mode, *given, **named)
+
+    with opening(opened):
+        yield
 
 
 @contextmanager
