@@ -51,14 +51,16 @@ class Pretrainer(Door):
     """Language-model pre-training: streams of tokens, runs, their parts, and what they start from."""
 
     def epoch(self, tokens: Tokens, epoch: int, start: int = 0, meanwhile: Callable[[], object] = lambda: None) -> StreamRows:
-        """The rows of an epoch from batch `start` on, where torch's default device holds no numbers and the shards may only be read.
+        """The rows of an epoch from batch `start` on, where torch's default device holds no numbers and `impl` may only read the shards.
         Between its first batch and the others the next epoch is begun, and `meanwhile` is what happens then."""
-        with torch.device("meta"), _only_read(tokens.folder):
-            batches = _batches(tokens)
-            found = list(islice(stream := batches.epoch(epoch, start), 1))
-            next(batches.epoch(epoch + 1), None)
+        with torch.device("meta"):
+            with _only_read(tokens.folder):
+                batches = _batches(tokens)
+                found = list(islice(stream := batches.epoch(epoch, start), 1))
+                next(batches.epoch(epoch + 1), None)
             meanwhile()
-            found += stream
+            with _only_read(tokens.folder):
+                found += stream
         empty = torch.zeros(0, tokens.seq, dtype=torch.int64)
         ids, mask = torch.cat([empty, *(batch.input_ids for batch in found)]), torch.cat([empty.bool(), *(batch.mask for batch in found)])
         return StreamRows(ids.numpy(), mask.numpy(), [len(batch.mask) for batch in found], len(batches))
