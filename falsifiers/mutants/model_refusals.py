@@ -1,9 +1,11 @@
 """Readers of checkpoints, adapters and merged models that refuse too little."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 
@@ -40,6 +42,25 @@ wrong_step("impl.config:RopeScaling.__post_init__", name="config_scaling_of_any_
 def config_rope_type_of_a_set(rope_type: Any, found: Any) -> Any:
     """The type of rotary parameters is looked for in a set, by which a list or an object ends in a TypeError."""
     return next(kind for kind in {rope_type(found)})
+
+
+@wrong_step("impl.checkpoint:_header")
+def headers_read_with_their_files(header: Any, path: Path) -> Any:
+    """The whole file is read for its header."""
+    path.read_bytes()
+    return header(path)
+
+
+@wrong_step("impl.checkpoint:_header")
+def headers_with_a_tensor_twice(header: Any, path: Path) -> Any:
+    """A tensor that a file's header has twice is the last of them."""
+    with patch("blackswan.impl.strict_json.loads", json.loads):
+        return header(path)
+
+
+wrong_step("impl.checkpoint:_first_of", name="shards_said_to_hold_any", doc="A shard that is not there is said to hold another's tensor.")(
+    lambda _, weight_map, *__: min(weight_map)
+)
 
 
 @wrong_step("impl.architecture:_Reading._require_full_attention")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -202,7 +203,10 @@ def _shard_damage(folder: Path, places: Mapping[str, str], rng: Generator) -> It
     both = {**load((folder / other).read_bytes()), name: first[name]}
     key, narrow = "weight_map", {**first, name: first[name][1:]}
     yield Damage("a tensor of another shape", {places[name]: save(narrow)}, rf"{places[name]}: {name}.*shape")
-    yield Damage("a shard removed", {other: None}, f"{other}: no such file.*{INDEX}")
+    for file in SHARDS:
+        there = "|".join(re.escape(each) for each in places if places[each] == file)
+        yield Damage(f"{file} removed", {file: None}, f"{file}: no such file.*{INDEX} puts '({there})'")
+    yield Damage("a tensor twice in a header", {places[name]: _twice(save(first), name)}, f"{places[name]}.*{name}.*twice")
     yield Damage("no index", {INDEX: None}, f"neither {WEIGHTS} nor {INDEX}")
     yield Damage("a whole file beside the index", {WEIGHTS: (folder / other).read_bytes()}, f"both {WEIGHTS} and {INDEX}")
     yield Damage("a tensor in both shards", {other: save(both)}, f"{other}|{places[name]}.*{name}")
@@ -215,6 +219,15 @@ def _shard_damage(folder: Path, places: Mapping[str, str], rng: Generator) -> It
     yield from (make({key: value}) for value in (ABSENT, [*places], 3))
     yield make({"metadata": ABSENT, "surplus": 1}, taken=True)
     yield make({"metadata": {"total_size": int(rng.integers(2**40))}}, taken=True)  # as writers count that know a tied head
+
+
+def _twice(stored: bytes, name: str) -> bytes:
+    """A safetensors file whose header has one tensor's entry twice, the first time in another dtype of as many bytes."""
+    length = int.from_bytes(stored[:8], "little")
+    header = json.loads(stored[8 : 8 + length])
+    entry = header[name] | {"dtype": {"F64": "I64", "F32": "I32"}.get(header[name]["dtype"], "I16")}
+    twice = f'{{"{name}":{json.dumps(entry)},{json.dumps(header)[1:]}'.encode()
+    return len(twice).to_bytes(8, "little") + twice + stored[8 + length :]
 
 
 def _tokenizer_damage(folder: Path, family: str) -> Iterator[Damage]:

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.checks.refusals import truncate
-from blackswan.falsifiers.numeric.comparison import Comparison, broken
+from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_at_most
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.system.adapter_files import (
     ADAPTER_CONFIG,
@@ -34,6 +34,7 @@ from blackswan.falsifiers.system.adapter_files import (
     one_ulp_off,
 )
 from blackswan.falsifiers.system.config_files import SCALED, SCALING
+from blackswan.falsifiers.system.footprint import most_held
 from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array
@@ -331,8 +332,25 @@ def refuses_checkpoint(trial: Trial) -> list[Comparison]:
     return [
         *_refuses(trial, CHECKPOINT, CHECKPOINT_DAMAGE, trial.files.load_decoder),
         *_refuses(trial, CHECKPOINT, spoiled, lambda folder: trial.classifiers.fresh(folder, settings, ["date"])),
+        *_refused_by_its_header(trial),
         *_changed(trial),
     ]
+
+
+def _refused_by_its_header(trial: Trial) -> Iterator[Comparison]:
+    """Weights that are not the model's are refused by what the file's header says of them, and not read."""
+    size, stored = 2**26, (CHECKPOINT / WEIGHTS).read_bytes()
+    weights = 8 + int.from_bytes(stored[:8], "little")
+    end = len(stored) - weights
+    surplus = {"dtype": "F32", "shape": [size // 4], "data_offsets": [end, end + size]}
+    header = json.dumps(json.loads(stored[8:weights]) | {"surplus": surplus}).encode()
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(shutil.copytree(CHECKPOINT, Path(parent) / "large"))
+        (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(header)) + header + stored[weights:])
+        os.truncate(folder / WEIGHTS, 8 + len(header) + end + size)
+        refuses = partial(trial.refuses, "a large tensor too many", partial(trial.files.load_decoder, folder), "surplus", "ValueError")
+        yield refuses()
+        yield value_at_most("share of a large file of weights in memory while it is refused", most_held(refuses) / size, 0.3)
 
 
 def _changed(trial: Trial) -> list[Comparison]:
