@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from blackswan.impl import strict_json
 from blackswan.impl.checksums import Checksums, checksum, require
@@ -189,7 +190,8 @@ def prepare_sequence_classifier(model: nn.Module, folder: Path) -> None:
         raise ValueError(f"{path}: {shapes}; expected [classes, hidden] and [classes]")
     if not isinstance(old, nn.Linear) or old.in_features != weight.shape[-1]:
         raise ValueError(f"{type(model).__name__} has no linear layer 'score' of {weight.shape[-1]} inputs; expected a sequence classifier")
-    head = nn.Linear(weight.shape[1], weight.shape[0], device=old.weight.device, dtype=old.weight.dtype)
+    # skip_init: a linear layer would draw start values from the program's random numbers.
+    head: nn.Module = skip_init(nn.Linear, *weight.shape[::-1], device=old.weight.device, dtype=old.weight.dtype)  # type: ignore[no-untyped-call]
     head.load_state_dict({"weight": weight, "bias": bias})
     model.score = head
     model.num_labels = model.config.num_labels = len(weight)  # type: ignore[union-attr, assignment]  # transformers' config

@@ -78,6 +78,14 @@ class _IdsOnDisk:
         return found
 
 
+def _places(indices: Indices) -> Integers:
+    """The indices as integers. Raises a ValueError for others, such as a mask, whose False and True would be the samples 0 and 1."""
+    found = np.asarray(indices)
+    if len(found) and found.dtype.kind not in "iu":
+        raise ValueError(f"indices of dtype {found.dtype}: expected integers, the places of samples")
+    return found.astype(np.int64)
+
+
 class Rows(Sequence[list[int]]):
     """The token ids of each sample, read when they are asked for."""
 
@@ -133,8 +141,8 @@ class Samples:
         return statistics(self.targets, self.num_classes, full, int(np.sum(full > self.lengths())))
 
     def select(self, indices: Indices) -> "Samples":
-        """The samples at those indices, in that order."""
-        places = np.asarray(indices, np.int64)
+        """The samples at those indices, in that order. Raises a ValueError for a mask."""
+        places = _places(indices)
         full = None if self.text_lengths is None else self.text_lengths[places]
         return Samples(self.rows.select(places), self.targets[places], self.num_classes, self.multi_label, full)
 
@@ -142,10 +150,11 @@ class Samples:
         """The samples at those indices, padded to the longest of them.
 
         input_ids int64 and mask bool [batch, longest]; labels int64 [batch], with `multi_label` float32 [batch, num_classes].
-        Raises a ValueError without an index.
+        Raises a ValueError without an index, and for a mask.
         """
-        input_ids, mask = tokens.pad([self.rows[index] for index in indices])
-        labels = torch.from_numpy(self.targets[np.asarray(indices, np.int64)]).to(torch.float32 if self.multi_label else torch.int64)
+        places = _places(indices)
+        input_ids, mask = tokens.pad([self.rows[index] for index in places])
+        labels = torch.from_numpy(self.targets[places]).to(torch.float32 if self.multi_label else torch.int64)
         return Batch(input_ids.to(device), mask.to(device), labels.to(device))
 
     def require_read_with(self, config: ClassifyConfig, name: str) -> None:

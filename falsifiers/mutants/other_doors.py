@@ -312,6 +312,11 @@ def prepared_in_float32(prepare: Step, model: Any, folder: Path) -> None:
     model.score.float()
 
 
+wrong_step(
+    "impl.adapter:skip_init", name="prepared_head_drawn_first", doc="A head for transformers is drawn before it is given its numbers."
+)(lambda _, layer, *sizes, **where: layer(*sizes, **where))
+
+
 @wrong_step("impl.saved:_settings")
 def merged_settings_of_training(settings: Step, adapter: Any, folder: Path) -> Any:
     """The settings of a merged model are those of its training, NF4 among them."""

@@ -364,6 +364,11 @@ wrong_step("impl.samples:_integers", name="labels_cut_to_integers", doc="0.9 and
 )
 
 
+wrong_step("impl.samples:_places", name="masks_are_indices", doc="A mask is taken for the indices 0 and 1, and fractions are cut.")(
+    lambda _, indices: np.asarray(indices, np.int64)
+)
+
+
 @wrong_step("impl.samples:_Collected.add")
 def labels_of_any_number_of_entries(add: Any, kept: Any, measured: Any, labels: Any) -> None:
     """The entries of all labels are read one after another, however many each has."""

@@ -3,7 +3,7 @@
 from functools import partial
 
 from blackswan.falsifiers.numeric.comparison import Comparison
-from blackswan.falsifiers.subjects.doors.files import NO_LABELS
+from blackswan.falsifiers.subjects.doors.files import NO_INDICES, NO_LABELS
 from blackswan.falsifiers.system.run_problem import small_run
 from blackswan.falsifiers.system.trial import Trial
 
@@ -42,6 +42,7 @@ MISUSES = {
     "padding in the middle": ("padding_side", "ValueError"),
     "a batch of no text": ("empty", "ValueError"),
     **{f"{call} half a character": ("utf-?8|surrogate", "ValueError") for call in ("a batch of", "predict")},
+    **{f"{what} by {kind}": ("indices", "ValueError") for what in ("samples", "a batch") for kind in NO_INDICES},
     **{f"an estimate of {name} 0": (name, "ValueError") for name in ("batch", "seq", "accumulation")},
     **{f"statistics of {name}": ("length", "ValueError") for name in ("a length fewer", "a length more", "no sample")},
     **{f"{given} of a label {label!r}": ("sample 2: the label is", "ValueError") for given in ("samples", "texts") for label in NO_LABELS},

@@ -5,12 +5,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from blackswan.reference.table import Array
 
 Label = int | list[int]
 """A class, or of several labels a sample a 0 or 1 for each class."""
 NO_LABELS: tuple[Any, ...] = (0.9, 1.0, float("nan"), "1", None, -1, 64, 2**63)
 """These are no labels: none of them is an integer that numbers one of a few classes, or that is 0 or 1."""
+NO_INDICES: Mapping[str, Any] = {"a mask": np.array([False, True]), "a mask in a list": [False, True], "fractions": [0.0, 1.9]}
+"""These are no places of samples, though some are taken for the places 0 and 1."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +122,11 @@ class LoadedAdapter:
 @dataclass(frozen=True)
 class PreparedHead:
     """The head of a sequence classifier, the number of labels that its configuration says and that it has itself, and whether as many
-    labels as before have lost their names in the configuration."""
+    labels as before have lost their names in the configuration, or the program's random numbers have moved."""
 
     weight: Array
     bias: Array
     labels: int
     own_labels: int
     renamed: bool = False
+    drew: bool = False

@@ -133,10 +133,13 @@ class Files(Door):
 
     def prepared_head(self, folder: Path, hidden: int, dtype: str = "float32") -> PreparedHead:
         """The head that a sequence classifier of transformers' in that dtype is given for an adapter, or for a merged model."""
-        model, config = _prepared(folder, torch.nn.Linear(hidden, 2, bias=False, dtype=getattr(torch, dtype), device=self._device))
+        score = torch.nn.Linear(hidden, 2, bias=False, dtype=getattr(torch, dtype), device=self._device)
+        drawn = torch.get_rng_state()
+        model, config = _prepared(folder, score)
+        drew = not torch.equal(drawn, torch.get_rng_state())
         weight, bias = (to_numpy(model.get_parameter(f"score.{name}").detach()) for name in ("weight", "bias"))
         renamed = config.num_labels == 2 and {key: getattr(config, key) for key in NAMED} != NAMED
-        return PreparedHead(weight, bias, config.num_labels, getattr(model, "num_labels", 2), renamed)
+        return PreparedHead(weight, bias, config.num_labels, getattr(model, "num_labels", 2), renamed, drew)
 
     def prepared_places(self, folder: Path, hidden: int) -> list[str]:
         """Returns where such a head's weight and bias are in a frozen model on no device (meta), with `frozen` where they are so too."""

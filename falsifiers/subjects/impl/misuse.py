@@ -13,7 +13,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from blackswan.falsifiers.subjects.doors.files import NO_LABELS
+from blackswan.falsifiers.subjects.doors.files import NO_INDICES, NO_LABELS
 from blackswan.impl import adapter, corpus, dispatch, group, memory, samples
 from blackswan.impl.classifier import Classifier, base_shapes, initial_trainable
 from blackswan.impl.pipeline import ClassifyPipeline
@@ -110,6 +110,10 @@ def _of_counts(pipeline: ClassifyPipeline) -> Calls:
         yield f"a batch of {text!r}", partial(ByteTokens(4).batch, text)
         yield f"predict {text!r}", partial(pipeline.predict, text)
         yield f"encode {text!r}", partial(pipeline.encode, text)
+    few = samples.Samples.of([[1], [2]], [0, 1], 2)
+    for kind, indices in NO_INDICES.items():
+        yield f"samples by {kind}", partial(few.select, indices)
+        yield f"a batch by {kind}", partial(few.batch, indices, pipeline.tokens)
     config, adaptation = pipeline.classifier.config, pipeline.classifier.adaptation
     for name in ("batch", "seq", "accumulation"):
         counts: dict[str, Any] = {"batch": 1, "seq": 1, "accumulation": 1, name: 0}
