@@ -327,6 +327,20 @@ def corpus_read_from_where_its_file_stands(_: Any, ids: Any, span: slice) -> Any
 wrong_step("impl.samples:_IdsOnDisk.extend", name="corpus_ids_by_one_call", doc="What a call of write does not take of the ids is lost.")(
     lambda _, ids, more: ids._file.write(memoryview(more.tobytes()))
 )
+wrong_step(
+    "impl.samples:_IdsOnDisk.extend", name="corpus_ids_without_room_unnamed", doc="A full disk is not named with what it was to hold."
+)(lambda _, ids, more: [ids._file.write(each.to_bytes(4, "little")) for each in more])
+
+
+@wrong_step("impl.samples:_IdsOnDisk.__getitem__")
+def corpus_ids_lost_unseen(getitem: Any, ids: Any, span: slice) -> Any:
+    """Ids that the disk does not give any more are 0."""
+    try:
+        return getitem(ids, span)
+    except OSError:
+        return array("I", [0] * (span.stop - span.start))
+
+
 wrong_step("impl.samples:Rows.__getitem__", name="corpus_ids_of_16_bits", doc="A token id keeps only its lower 16 bits.")(
     lambda getitem, rows, index: [token % 2**16 for token in getitem(rows, index)]
 )

@@ -1,6 +1,7 @@
 """Token ids of a corpus against the `tokenizers` library's own, their statistics, and the batches made of them."""
 
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -157,6 +158,8 @@ def _bytes_of(trial: Trial, rng: Generator, also: list[str]) -> list[Comparison]
     return compared + _statistics("bytes", found.statistics, lengths, corpus.multi_hot, limit)
 
 
+NO_ROOM = f"too large for the tokens of .*corpus.*TMPDIR.*{re.escape(tempfile.gettempdir())}"
+"""The system's word for a file beyond its limit, what it was to hold, and where, in that order."""
 PIECE = 10**5
 """Characters of a text, of which many are too long to be tokenised at once."""
 
@@ -218,8 +221,12 @@ def _beyond_4_gib(trial: Trial) -> list[Comparison]:
     rows = [rng.integers(1, 2**20, int(count)).tolist() for count in rng.integers(2, 9, 12)]
     behind = same("ids of texts behind a billion of tokens", rows, trial.corpora.behind(2**30 - 20, rows))
     parts = same("ids on a disk that takes few bytes at a call", rows, trial.corpora.in_parts(rows))
+    lost = [
+        trial.refuses("ids without room for them", partial(trial.corpora.without_room, [*rows, [1] * 2000]), NO_ROOM, "OSError"),
+        trial.refuses("ids that a disk has lost", partial(trial.corpora.of_lost, rows), "tokens of .*corpus", "OSError"),
+    ]
     at_once = same("ids that two processes which read at once find otherwise", [0, 0], trial.corpora.by_two_processes(rows))
-    return [*behind, *parts, *at_once]
+    return [*behind, *parts, *lost, *at_once]
 
 
 def _longest_line(trial: Trial) -> list[Comparison]:

@@ -4,7 +4,6 @@ import errno
 import io
 import locale
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -31,6 +30,7 @@ from blackswan.falsifiers.subjects.doors.commands import NOTHING, Opened, Said
 from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.subjects.doors.training import Kill, Rank
 from blackswan.falsifiers.subjects.impl import Door
+from blackswan.falsifiers.subjects.impl.files import limited
 from blackswan.falsifiers.subjects.impl.kill_points import Event, KillPoints, file_events, flushes
 from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
 from blackswan.falsifiers.subjects.patching import standing_in
@@ -245,12 +245,8 @@ class Commands(Door):
 
     def without_room(self, most: int, *arguments: object) -> Said:
         """A command while no file may have more than so many bytes: a write that goes beyond is cut short, and the next one fails."""
-        limit, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
-        try:
+        with limited(most):
             return self.attempt(*arguments)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
 
     def not_printed(self, output: Path | None, *arguments: object, errors: str = "strict") -> Said:
         """A command whose standard output is that file, or where there is none a pipe that nobody reads any more. The status is 120 where

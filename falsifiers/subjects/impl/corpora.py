@@ -22,7 +22,7 @@ import numpy as np
 
 from blackswan.falsifiers.subjects.doors.files import Batch, CorpusFile, Label, Split, Tokenizing, TokenRows
 from blackswan.falsifiers.subjects.impl import Door
-from blackswan.falsifiers.subjects.impl.files import writing
+from blackswan.falsifiers.subjects.impl.files import limited, writing
 from blackswan.falsifiers.subjects.impl.workers import on_ranks
 from blackswan.falsifiers.subjects.protocol import Lacks
 from blackswan.impl import checkpoint, samples, tokens
@@ -110,6 +110,20 @@ class Corpora(Door):
         """The rows as samples of a corpus on a disk of which the system takes seven bytes at most at a call, as a full one takes a part."""
         with writing(7):
             return list(_of_rows(rows).rows)
+
+    def without_room(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
+        """The same on a disk that has room for a thousand ids."""
+        with limited(4000):
+            return list(_of_rows(rows).rows)
+
+    def of_lost(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
+        """The same on a disk that has lost the second half of the ids by the time that they are asked for."""
+        before = _without_a_name()
+        held = _of_rows(rows).rows
+        for file, handle in _without_a_name().items():
+            if file not in before:
+                os.ftruncate(handle, os.fstat(handle).st_size // 2)
+        return list(held)
 
     def at_once(self, corpus: CorpusFile, tokenizing: Tokenizing) -> int:
         """The most characters that are given to the tokenizer at once as a corpus is read."""

@@ -390,6 +390,17 @@ def _reading(at_most: int) -> Iterator[None]:
 
 
 @contextmanager
+def limited(most: int) -> Iterator[None]:
+    """Inside the block no file may have more than so many bytes: a write that goes beyond is cut short, and the next one fails."""
+    limit, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+
+
+@contextmanager
 def writing(at_most: int) -> Iterator[None]:
     """Inside the block a call that writes to a file writes so many bytes at most."""
     real, pwrite, write = io.open, os.pwrite, os.write
