@@ -234,6 +234,22 @@ def stand_in_refuses_the_most_classes(loss: Step, logits: Tensor, *given: Any) -
     return loss(logits, *given)
 
 
+wrong_step("impl.kernels.attention:_check", name="kernel_takes_any_scale", doc="Attention's kernel takes any scale and length of texts.")(
+    lambda _, *given: 1.0 if given[-1] is None else given[-1]
+)
+wrong_step("impl.kernels.rope:_check_positions", name="kernel_takes_positions_from_anywhere", doc="Positions may be on another device.")(
+    lambda check, positions, *given: check(positions.new_zeros(positions.shape, device="cpu"), *given)
+)
+
+
+@wrong_step("impl.kernels.cross_entropy:weighted_cross_entropy")
+def kernel_takes_any_logits(loss: Step, logits: Tensor, labels: Tensor, *given: Any) -> Any:
+    """The kernel of cross-entropy takes logits of one class, of no sample and of too many classes, and gives zeros."""
+    if logits.dim() == 2 and (logits.shape[1] == 1 or logits.shape[0] == 0):
+        return logits.new_zeros(()), torch.zeros_like(logits)
+    return loss(logits, labels, *given)
+
+
 wrong_step(
     "impl.operations.losses:require_classification",
     name="stand_in_takes_logits_as_they_are",

@@ -59,10 +59,10 @@ def nf4_dequantize(
     blocks over the flattened weight; block_size a power of two from 2. Raises a ValueError for other sizes or dtypes.
     """
     require_storage("the weight", dtype)
-    count = rows * columns
-    packed, blocks = (count + 1) // 2, -(-count // block_size)
     if block_size < 2 or block_size & (block_size - 1):
         raise ValueError(f"block size {block_size}: expected a power of two from 2")
+    count = rows * columns
+    packed, blocks = (count + 1) // 2, -(-count // block_size)
     if codes.numel() != packed or absmax.numel() != blocks:
         raise ValueError(
             f"a [{rows}, {columns}] weight in blocks of {block_size} has {packed} bytes of codes and {blocks} absmax, "

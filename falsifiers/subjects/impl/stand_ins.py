@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blackswan.falsifiers.subjects.conversion import to_numpy
 from blackswan.impl import dispatch
-from blackswan.impl.kernels import attention, functions
+from blackswan.impl.kernels import attention, cross_entropy, functions, nf4_dequantize, rope
 from blackswan.impl.kernels.cross_entropy import WIDEST
 from blackswan.impl.operations import OPERATIONS
 
@@ -135,6 +135,22 @@ def misuses() -> Iterator[Answer]:
         logits = torch.tensor([[0.0, 1.0], [2.0, value]])
         bad.append((f"{value}", "weighted_cross_entropy", {"logits": logits, "labels": torch.zeros(2, dtype=torch.int64)}))
     yield from (_refused(f"{operation}, {label}", functions.OPERATIONS[operation], **arguments) for label, operation, arguments in bad)
+    for label, kernel, given in _bad_calls():
+        yield _refused(f"the kernel itself, {label}", kernel, *given, error=ValueError)
+
+
+def _bad_calls() -> Iterator[tuple[str, Callable[..., object], tuple[Any, ...]]]:
+    """Calls of the kernels themselves, each with an argument that does not fit."""
+    heads, bounds = _drawn(4, 2, 20).half(), torch.tensor([0, 4], dtype=torch.int32)
+    for longest, scale in ((-1, 1.0), *((4, scale) for scale in (0.0, -1.0, float("inf"), float("nan")))):
+        yield f"texts of {longest} tokens, scaled by {scale}", attention.attention_forward, (heads, heads, heads, bounds, longest, scale)
+    for shape in ((5, 1), (5, WIDEST + 1), (0, 3), (5,)):
+        yield f"logits of {shape}", cross_entropy.weighted_cross_entropy, (_drawn(*shape), torch.zeros(shape[0], dtype=torch.int64))
+    for size in (-2, 0, 1, 48):
+        given = (torch.zeros(96, dtype=torch.uint8), torch.ones(-(-192 // max(size, 1))), 6, 32, size, torch.float32)
+        yield f"blocks of {size}", nf4_dequantize.nf4_dequantize, given
+    yield "values in no heads", rope.qk_norm_rope, (heads[:, 0], torch.arange(4), 50.0)
+    yield "positions elsewhere", rope.qk_norm_rope, (heads, torch.arange(4, device="meta"), 50.0)
 
 
 def _stored(block: int) -> dict[str, Any]:
@@ -150,10 +166,16 @@ def _twice(function: Callable[..., Tensor], arguments: dict[str, Any], name: str
     (y + gradient.square().sum()).backward()
 
 
-def _refused(label: str, ask: Callable[..., object], *given: Any, **named: Any) -> Answer:
+def _refused(
+    label: str,
+    ask: Callable[..., object],
+    *given: Any,
+    error: type[Exception] | tuple[type[Exception], ...] = (ValueError, RuntimeError),
+    **named: Any,
+) -> Answer:
     try:
         ask(*given, **named)
-    except (ValueError, RuntimeError):
+    except error:
         return label, "refused", "refused"
     return label, "refused", "accepted"
 
