@@ -3,7 +3,7 @@
 A captured CUDA graph cannot wait: a capturing caller validates its batch before the replay and wraps the capture in `unchecked()`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
 
@@ -68,6 +68,12 @@ def require_above_zero(name: str, value: Tensor) -> None:
     if bool(wrong.any()):
         index = _first(wrong)
         raise ValueError(f"{name}{list(index)} is {value[index].item()}; expected a positive finite number")
+
+
+def require_shape(name: str, value: Tensor, shape: Sequence[int]) -> None:
+    """Raises a ValueError for a tensor of another shape, also one that could be broadcast to it: a mean would count it several times."""
+    if tuple(value.shape) != tuple(shape):
+        raise ValueError(f"{name} has shape {list(value.shape)}; expected {list(shape)}")
 
 
 def require_integers(name: str, value: Tensor) -> None:

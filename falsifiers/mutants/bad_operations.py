@@ -115,6 +115,10 @@ wrong_step(
 wrong_step("impl.operations.nf4:require_block_size", name="operations_take_any_block", doc="Blocks of NF4 may have any size.")(
     lambda *_: None
 )
+wrong_step("impl.validation:require_shape", name="operations_take_any_shape", doc="Arrays of other shapes are broadcast.")(lambda *_: None)
+wrong_step("impl.operations.nf4:require_shape", name="double_dequantised_beyond_its_scales", doc="Scales are read beyond their end.")(
+    lambda *_: None
+)
 wrong_step("impl.kernels.functions:require_block_size", name="kernels_take_any_block", doc="A kernel's blocks of NF4 may have any size.")(
     lambda *_: None
 )

@@ -201,6 +201,17 @@ wrong_steps(
 wrong_steps("impl.validation:unchecked", checks_come_back_too_early=("Values are checked again.", _ending("validation", "_enabled", True)))
 
 
+@wrong_step("impl.operations.attention:_exact_products")
+@contextmanager
+def attention_stays_unfused(exact: Step, q: Any) -> Iterator[None]:
+    """Each thread puts back what it found when it chose attention that is not fused."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    del exact
+    with sdpa_kernel(SDPBackend.MATH) if q.is_cuda else nullcontext():
+        yield
+
+
 @wrong_step("impl.dispatch:recording")
 @contextmanager
 def recordings_share_their_calls(recording: Step) -> Iterator[Any]:

@@ -74,6 +74,11 @@ def _whole(rng: Generator) -> dict[str, dict[str, Any]]:
             "absmax": np.ones(blocks, np.float32),
             **{"rows": rows, "columns": columns, "block_size": BLOCK},
         },
+        "nf4_double_dequantize": {
+            "codes": rng.integers(0, 256, 600).astype(np.uint8),
+            "scales": rng.uniform(0.5, 2, 3).astype(np.float32),
+            "offset": np.ones(1, np.float32),
+        },
         "average_gradients": {"gradients": _normal(rng, batch, 3), "counts": rng.integers(1, 9, batch)},
         "clip_by_global_norm": {"gradients": _normal(rng, batch, 3), "max_norm": 1.0},
         "adamw_step": {**moments, "step": 1, "learning_rate": 0.1},
@@ -120,11 +125,22 @@ def _of_models(whole: dict[str, dict[str, Any]]) -> Iterator[Bad]:
         value = whole["nf4_dequantize"][name]
         yield from (("nf4_dequantize", {name: each}, name) for each in (value[:-1], np.concatenate([value, value[:1]])))
     yield "nf4_dequantize", {"rows": whole["nf4_dequantize"]["rows"] + 1}, "codes"
+    scales = np.ones(4, np.float32)
+    yield from (("nf4_double_dequantize", {"scales": scales[:count]}, "scales") for count in (1, 2, 4))
+    for operation, name in (("pool", "mask"), ("attention", "mask"), ("lm_cross_entropy", "mask"), ("rope", "positions")):
+        value = whole[operation][name]
+        yield from ((operation, {name: each}, name) for each in (value[:, :1], value[:1], value[0]))
+    for operation, name in (("lm_cross_entropy", "input_ids"), ("attention", "k"), ("attention", "v")):
+        yield operation, {name: whole[operation][name][:1]}, name
 
 
 def _of_steps(rng: Generator, whole: dict[str, dict[str, Any]]) -> Iterator[Bad]:
     counts, gradients = (whole["average_gradients"][name] for name in ("counts", "gradients"))
     yield from (_with("average_gradients", "counts", rng, counts, value) for value in (0, -1))
+    yield from (("average_gradients", {"counts": each}, "counts") for each in (counts[:1], counts[:, None]))
+    for name in ("gradient", "exp_avg", "exp_avg_sq"):
+        value = whole["adamw_step"][name]
+        yield from (("adamw_step", {name: each}, name) for each in (value[:1], np.stack([value] * 2)))
     yield "average_gradients", {"gradients": gradients[:0], "counts": counts[:0]}, "counts"
     yield from (("clip_by_global_norm", {"max_norm": value}, "max_norm") for value in (0.0, -1.0, np.nan))
     yield "clip_by_global_norm", {"gradients": np.full_like(gradients, 1e30)}, "norm is inf: the sum of squares overflows"

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 NUMBERS, TURNS, DEEPEST = 3, 12, 4
 ADDING = ("replaced", "scope")
 """Kinds of block that add to what holds around them; of the others the innermost one holds alone."""
-OVERLAPPING = ("scope", "unchecked")
-"""Kinds of block that every step of a trainer is in, of which two may make steps in two threads."""
+OVERLAPPING = ("scope", "unchecked", "exact")
+"""Kinds of block that steps of a trainer are in, of which two may make steps in two threads."""
 WITHOUT_EFFECT = {("backend", 2)}
 """What a program finds without any block: the backend `auto`."""
 

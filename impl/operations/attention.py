@@ -1,7 +1,9 @@
 """Rotary position embedding and grouped-query attention."""
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from threading import Lock
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from blackswan.impl.config import RopeScaling
 from blackswan.impl.host import available_memory
 from blackswan.impl.operations.precision import compute_dtype, widen
-from blackswan.impl.validation import require_integers
+from blackswan.impl.validation import require_integers, require_shape
 
 BYTES_A_SCORE, LITTLE = 8, 2**30
 """Bytes for each pair of tokens: the mask as truth values, three times, and as a number of the scores; and what is not worth a look."""
@@ -21,10 +23,12 @@ BYTES_A_SCORE, LITTLE = 8, 2**30
 def rope(x: Tensor, positions: Tensor, theta: float, **scaling: Any) -> Tensor:
     """Rotates the pairs (i, i + d/2) of x [batch, seq, heads, d] by position · θ^(−2i/d) (Su et al. 2021).
 
-    positions [batch, seq] are integers, a ValueError otherwise; `scaling` has all fields of `impl.config.RopeScaling`, or none. Angles,
-    cosines and sines are float64 and rounded once, because float32 angles lose whole digits at positions in the thousands.
+    positions [batch, seq] are integers, a ValueError otherwise and for another shape; `scaling` has all fields of
+    `impl.config.RopeScaling`, or none. Angles, cosines and sines are float64 and rounded once, because float32 angles lose whole digits
+    at positions in the thousands.
     """
     require_integers("positions", positions)
+    require_shape("positions", positions, x.shape[:2])
     half = x.shape[-1] // 2
     angle = positions[..., None].to(torch.float64) * frequencies(half, theta, RopeScaling(**scaling) if scaling else None, x.device)
     table_dtype = compute_dtype(x.dtype)
@@ -44,11 +48,29 @@ def frequencies(half: int, theta: float, scaling: RopeScaling | None, device: to
     return torch.where(turns < low, plain / scaling.factor, torch.where(turns > high, plain, mixed))
 
 
-def _exact_products(q: Tensor) -> AbstractContextManager[None]:
-    """In float32 on CUDA the unfused backend: with the default one small query gradients were 36 noise floors off on an H200."""
-    if q.is_cuda and q.dtype == torch.float32:
-        return sdpa_kernel(SDPBackend.MATH)
-    return nullcontext()
+_unfused, _inside, _lock = ExitStack(), [0], Lock()
+
+
+@contextmanager
+def _exact_products(q: Tensor) -> Iterator[None]:
+    """In float32 on CUDA the unfused backend: with the default one small query gradients were 36 noise floors off on an H200.
+
+    Torch's choice is one for the whole process: where blocks of several threads overlap it comes back when the last of them ends.
+    """
+    if not (q.is_cuda and q.dtype == torch.float32):
+        yield
+        return
+    with _lock:
+        if not _inside[0]:
+            _unfused.enter_context(sdpa_kernel(SDPBackend.MATH))
+        _inside[0] += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside[0] -= 1
+            if not _inside[0]:
+                _unfused.close()
 
 
 def _require_room(q: Tensor) -> None:
@@ -65,11 +87,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Causal grouped-query attention: q [batch, seq, heads, d], k and v [batch, seq, kv_heads, d], mask [batch, seq] true at real tokens.
 
     A query that sees no real key gives exactly zero, and no gradient. Such a row is let see itself and its result is then cleared:
-    a row of masked scores only is 0/0 in some of the library's backends.
+    a row of masked scores only is 0/0 in some of the library's backends. Raises a ValueError for other shapes.
     """
     _require_room(q)
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"{q.shape[2]} query heads and {k.shape[2]} key heads: expected a multiple")
+    for name, value, shape in (("k", k, (*q.shape[:2], k.shape[2], q.shape[3])), ("v", v, k.shape), ("mask", mask, q.shape[:2])):
+        require_shape(name, value, shape)
     seq, groups = q.shape[1], q.shape[2] // k.shape[2]
     causal = torch.ones(seq, seq, dtype=torch.bool, device=q.device).tril()
     allowed = causal & mask[:, None, :]

@@ -50,10 +50,11 @@ def softmax(x: Tensor) -> Tensor:
 def pool(x: Tensor, mask: Tensor, mode: str) -> Tensor:
     """One vector a sample from its real tokens: x [batch, seq, hidden], mask [batch, seq] → [batch, hidden].
 
-    Raises a ValueError for an unknown mode and for a sample without a real token.
+    Raises a ValueError for an unknown mode, a mask of another shape and a sample without a real token.
     """
     if mode not in ("mean", "last", "first"):
         raise ValueError(f"pooling {mode!r}: expected one of 'mean', 'last', 'first'")
+    validation.require_shape("mask", mask, x.shape[:2])
     validation.require_rows("mask", mask)
     if mode == "mean":
         total = widen(x).masked_fill(~mask[..., None], 0).sum(dim=1)

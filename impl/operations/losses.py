@@ -74,8 +74,10 @@ def binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 def lm_cross_entropy(logits: Tensor, input_ids: Tensor, mask: Tensor) -> Tensor:
     """Mean of −log p(input_ids[t + 1] | ≤ t) over the t where t and t + 1 are real; logits [batch, seq, vocab], the others [batch, seq].
 
-    Raises a ValueError where there is no such position, for a token outside the vocabulary and for a non-finite logit.
+    Raises a ValueError where there is no such position, for another shape, a token outside the vocabulary and a non-finite logit.
     """
+    validation.require_shape("input_ids", input_ids, logits.shape[:2])
+    validation.require_shape("mask", mask, logits.shape[:2])
     predicted = mask[:, :-1] & mask[:, 1:]
     if validation.enabled() and not bool(predicted.any()):
         raise ValueError("no two neighbouring real tokens in the batch: there is no next token to predict")

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from blackswan.impl.tensors import kept_on_devices
+from blackswan.impl.validation import require_shape
 
 BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 GROUP_SIZE, LARGEST_READ = 256, 1024
@@ -159,7 +160,8 @@ def _dynamic_map() -> Tensor:
 
 
 def nf4_double_dequantize(codes: Tensor, scales: Tensor, offset: Tensor) -> Tensor:
-    """codebook8[code] · scale + offset, float32 [blocks]."""
+    """codebook8[code] · scale + offset, float32 [blocks]. Raises a ValueError for another number of scales: the library would read on."""
+    require_shape("scales", scales, (-(-codes.numel() // GROUP_SIZE),))
     # Its own codebook the library keeps on the device that asked first, which may be one without content.
     codebook = _dynamic_codebook(codes.device)
     # The library ignores strides and reads memory in order.

@@ -11,6 +11,7 @@ from blackswan.impl.operations.precision import widen
 
 def average_gradients(gradients: Tensor, counts: Tensor) -> Tensor:
     """Σ counts[i] · gradients[i] / Σ counts: gradients [micro_batches, count] are means over counts [micro_batches] samples → [count]."""
+    validation.require_shape("counts", counts, gradients.shape[:1])
     validation.require_positive("counts", counts)
     wide = widen(gradients)
     weights = counts.to(wide.dtype)
@@ -45,10 +46,12 @@ def adamw_step(
     """One AdamW step (Loshchilov & Hutter 2019, Algorithm 2); `step` counts from 1. Returns new parameter, exp_avg, exp_avg_sq.
 
     As in PyTorch, the decay is multiplied by the rate; the paper's is multiplied by its schedule's factor alone. Raises a ValueError for
-    step < 1.
+    step < 1, and for tensors of several shapes.
     """
     if step < 1:
         raise ValueError(f"step is {step}: AdamW's bias correction counts steps from 1")
+    for name, value in (("gradient", gradient), ("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)):
+        validation.require_shape(name, value, parameter.shape)
     corrections = 1 - beta1**step, 1 - beta2**step
     wide, wide_gradient, average, square = (widen(value) for value in (parameter, gradient, exp_avg, exp_avg_sq))
     decay = learning_rate * weight_decay

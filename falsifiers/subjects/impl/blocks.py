@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -21,7 +22,7 @@ from blackswan.falsifiers.subjects.protocol import Session
 from blackswan.impl import dispatch, folder, kernels, validation
 from blackswan.impl.allocations import Allocations
 from blackswan.impl.folder import LOCK
-from blackswan.impl.operations import nf4
+from blackswan.impl.operations import attention, nf4
 from blackswan.impl.validation import NonFiniteError
 
 CHOICES = ("torch", "triton", "auto")
@@ -76,6 +77,7 @@ class Block(Session):
             return dispatch.replaced({name: lambda **_: torch.tensor(10.0 + number) for name in named})
         if self._kind == "backend":
             return dispatch.backend(CHOICES[number])
+        on_a_card: Any = SimpleNamespace(is_cuda=True, dtype=torch.float32)
         made: dict[str, Callable[[], AbstractContextManager[Any]]] = {
             "recording": dispatch.recording,
             "wrapping": partial(dispatch.wrapping, partial(self._surround, number)),
@@ -83,6 +85,7 @@ class Block(Session):
             "unchecked": validation.unchecked,
             "part": partial(self._counted.part, str(number)),
             "sole_writer": partial(folder.sole_writer, self._folder),
+            "exact": partial(attention._exact_products, on_a_card),
         }
         return made[self._kind]()
 
@@ -134,6 +137,10 @@ class Block(Session):
             held = torch.empty(3, device="meta")
         return {"part": [name for name, size in self._counted.parts.items() if size], "tensor": held.shape[0]}
 
+    def _see_exact(self) -> dict[str, Any]:
+        """Whether attention may be computed fused, on a GPU."""
+        return {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in ("flash", "mem_efficient", "math")}
+
     def _see_sole_writer(self) -> dict[str, Any]:
         """Says whether the folder is closed to a process that opens its lock now, and to one that opened it before the first block: it is
         where that file is locked or has no name any more, for then its process tries anew. And how often a lock that nobody held was
@@ -168,7 +175,7 @@ def _is_locked(lock: int) -> bool:
     return False
 
 
-KINDS = ("replaced", "recording", "wrapping", "scope", "unchecked", "backend", "part", "sole_writer")
+KINDS = ("replaced", "recording", "wrapping", "scope", "unchecked", "backend", "part", "sole_writer", "exact")
 
 
 def backends_after_estimates() -> dict[str, list[dict[str, str]]]:
