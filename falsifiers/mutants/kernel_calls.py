@@ -397,6 +397,28 @@ def stand_in_takes_any_positions(operations: dict[str, Step]) -> dict[str, Step]
     return {**operations, "rope": lambda x, positions, **given: operations["rope"](x, positions.reshape(x.shape[:2]), **given)}
 
 
+@wrong_step("impl.kernels.functions:OPERATIONS")
+def stand_in_without_gradients_of_weights(operations: dict[str, Step]) -> dict[str, Step]:
+    """A norm of values that need no gradient has none of its weight either, nor has a gate's partner."""
+
+    def norm(x: Tensor, weight: Tensor, eps: float) -> Any:
+        with torch.set_grad_enabled(x.requires_grad):
+            return operations["rms_norm"](x, weight, eps)
+
+    return {**operations, "rms_norm": norm}
+
+
+@wrong_step("impl.kernels.functions:OPERATIONS")
+def stand_in_without_gradients_beside_a_frozen_gate(operations: dict[str, Step]) -> dict[str, Step]:
+    """What is gated has no gradient where the gate needs none."""
+
+    def gated(gate: Tensor, up: Tensor) -> Any:
+        with torch.set_grad_enabled(gate.requires_grad):
+            return operations["swiglu"](gate, up)
+
+    return {**operations, "swiglu": gated}
+
+
 @wrong_step("impl.operations.nf4:nf4_dequantize")
 def nf4_codes_read_through_gaps(dequantize: Step, codes: Tensor, *given: Any, **named: Any) -> Any:
     """Codes that lie apart in memory are read as if they did not."""

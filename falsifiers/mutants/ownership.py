@@ -150,6 +150,12 @@ def merge_updates_the_base(merge: Any, weight: Any, *factors: Any) -> Any:
 
 
 @wrong_step("impl.dispatch:_local")
+def recorded_ids_are_the_callers(local: Any, value: Any) -> Any:
+    """A recorded input of whole numbers is the tensor itself, in which the next batch may be."""
+    return local(value) if value.is_floating_point() else value
+
+
+@wrong_step("impl.dispatch:_local")
 def recorded_inputs_are_written_to(local: Any, value: Any) -> Any:
     """A recorded input that has no gradient is the tensor itself, to which the optimiser writes later."""
     return local(value) if value.requires_grad else value

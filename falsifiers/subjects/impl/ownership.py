@@ -114,6 +114,8 @@ class Ownership(Door):
             for _ in range(STEPS):
                 trainer.train_batch(batch)
                 step.train(TokenBatch(batch.input_ids, batch.mask))
+                for each in (batch.input_ids, batch.labels):  # the next batch is in the same memory
+                    each.copy_(each.flip(0))
         now = [
             (f"{call.path} {call.operation}", _values({**call.inputs, **call.scalars}), _values(dict(enumerate(call.outputs.values()))))
             for call in calls
