@@ -33,6 +33,7 @@ def export_apr(checkpoint: Checkpoint, source: Path, path: Path, dtype: str | No
     """
     if not belonging(source, TOKENIZER).is_file():
         raise FileNotFoundError(f"{belonging(source, TOKENIZER)}: no such file; a checkpoint cannot be used without its own tokenizer")
+    require_tensors(parameter_shapes(checkpoint.config), checkpoint.tensors, str(path))
     special = special_tokens(source)
     metadata = _metadata(checkpoint.config) | {called: special.get(key) for key, called in SPECIAL_TOKENS.items()}
     with whole_file(path) as partial:

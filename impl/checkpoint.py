@@ -250,7 +250,7 @@ def _header(path: Path) -> dict[str, _Stored]:
 
 def _require_stored(expected: Shapes, stored: Mapping[str, _Stored], folder: Path) -> None:
     wrong = [name for name, shape in expected.items() if name in stored and stored[name].shape != shape]
-    source = str(stored[wrong[0]].file) if wrong else str(folder)
+    source = str(stored[wrong[0]].file) if wrong and expected.keys() == stored.keys() else str(folder)
     require_shapes(expected, {name: entry.shape for name, entry in stored.items()}, source)
 
 

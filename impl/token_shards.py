@@ -209,11 +209,14 @@ def _text(line: bytes, where: str) -> str:
 
 def _checked(documents: Iterable[Sequence[int]], vocab: int) -> Iterator[Sequence[int]]:
     for number, ids in enumerate(documents):
+        found = np.asarray(ids)
+        if found.ndim != 1:
+            raise ValueError(f"document {number}: its tokens have shape {list(found.shape)}; expected one dimension")
         if len(ids) and not 0 <= min(ids) <= max(ids) < vocab:
             wrong = next(position for position, token in enumerate(ids) if not 0 <= token < vocab)
             raise ValueError(f"document {number}: token {wrong} is {ids[wrong]}, but the vocabulary has {vocab} tokens, 0 to {vocab - 1}")
-        if (found := np.asarray(ids).dtype).kind not in "biu" and len(ids):
-            raise ValueError(f"document {number}: its tokens have dtype {found}; expected integers")
+        if found.dtype.kind not in "biu" and len(ids):
+            raise ValueError(f"document {number}: its tokens have dtype {found.dtype}; expected integers")
         yield ids
 
 
@@ -222,7 +225,7 @@ def _pieces(documents: Iterable[Sequence[int]], dtype: np.dtype[Any], size: int)
     waiting: list[Ids] = []
     count = 0
     for document in documents:
-        waiting.append(np.asarray(document, dtype))
+        waiting.append(np.array(document, dtype))  # a copy: the caller may fill one array again and again
         count += len(document)
         while count >= size:
             stream = np.concatenate(waiting)

@@ -12,6 +12,7 @@ import torch
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 
 Step = Callable[..., Any]
+OUTPUT_AND_INPUT = ("lm_head.weight", "model.embed_tokens.weight")
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -177,6 +178,10 @@ def _nearly_tied(tied: Step, *given: Any) -> Any:
 wrong_steps(
     "impl.apr_checkpoint:_is_tied",
     apr_copied_head_kept=("A copy of the embedding is an output layer of its own.", lambda *_: False),
+    apr_copied_head_of_one_dtype=(
+        "A copy of the embedding in another dtype is an output layer of its own.",
+        lambda tied, said, tensors, where: len({tensors[name].dtype for name in OUTPUT_AND_INPUT}) == 1 and tied(said, tensors, where),
+    ),
     apr_near_copy_tied=("An output layer that is next to the embedding is left out.", _nearly_tied),
     apr_every_head_tied=("A stored output layer is left out, whatever it holds.", lambda *_: True),
     apr_tied_embeddings_ignored=(

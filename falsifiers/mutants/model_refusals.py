@@ -144,6 +144,20 @@ def tokenizer_tokens_of_any_type(require: Any, path: Path, named: Any, added: An
     require(path, named if isinstance(extra, dict | list) else {**named, "extra_special_tokens": None}, added)
 
 
+@wrong_step("impl.tokens:_require_alike")
+def tokenizer_tokens_of_its_vocabulary_passed_over(require: Any, path: Path, named: Any, added: Any) -> None:
+    """A special token may be any of the vocabulary, though transformers splits texts at it."""
+    words = json.loads(path.with_name("tokenizer.json").read_text())["model"].get("vocab", {})
+    require(path, named, {**dict.fromkeys(words, next(iter(added.values()), None)), **added})
+
+
+@wrong_step("impl.checkpoint:_require_stored")
+def tensors_missing_from_a_shard(require: Any, expected: Any, stored: Any, folder: Path) -> None:
+    """A tensor that no file has is said to be missing from the shard of one of another shape."""
+    wrong = [name for name, shape in expected.items() if name in stored and stored[name].shape != shape]
+    require(expected, stored, stored[wrong[0]].file if wrong else folder)
+
+
 def _without_flags(named: Any, added: Any, passed_over: Callable[[Any, str], bool]) -> dict[str, Any]:
     """The settings of a tokenizer whose flags are those of tokenizer.json where they are passed over."""
     decoder = named.get("added_tokens_decoder")

@@ -43,6 +43,14 @@ def shards_of_any_name(sharded: Step, index: Path) -> Any:
 
 
 @wrong_step("impl.strict_json:loads")
+def json_from_its_first_character(loads: Step, text: str | bytes, **options: Any) -> Any:
+    """Blanks and lines before a JSON text are refused."""
+    if text[:1].isspace():
+        raise ValueError("Expecting value: line 1 column 1 (char 0)")
+    return loads(text, **options)
+
+
+@wrong_step("impl.strict_json:loads")
 def json_keys_twice_within(loads: Step, text: str | bytes, **options: Any) -> Any:
     """A key that is given twice is found in the outermost object of a JSON text alone."""
     found = loads(text, repeated=True)

@@ -58,6 +58,17 @@ wrong_steps(
     token_ids_of_32_bits_signed=("Ids of 32 bits are read with a sign.", lambda dtypes: {**dtypes, "uint32": np.dtype("<i4")}),
 )
 wrong_steps(
+    "impl.token_shards:_checked",
+    token_documents_kept_by_name=(
+        "An array that is filled again and again is each of the documents.",
+        lambda checked, *given: list(checked(*given)),
+    ),
+    token_documents_of_rows=(
+        "Documents of two dimensions are taken.",
+        lambda checked, documents, vocab: checked((np.asarray(each).reshape(-1) for each in documents), vocab),
+    ),
+)
+wrong_steps(
     "impl.token_shards:_open_shard",
     token_shards_held_in_memory=("Shards are read whole and held in memory.", lambda opened, *given: np.array(opened(*given)[:])),
     token_ids_looked_at_in_the_beginning=(

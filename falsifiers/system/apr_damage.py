@@ -27,7 +27,10 @@ QUERIES = "model.layers.0.self_attn.q_proj.weight"
 MEMORY = 2**29
 """Bytes of address space that a refusal may take: far below what the files promise, and above the libraries' own reserves."""
 CUTS, FLIPS = 60, 120
-COMPUTED_WITH = ("rope_freqs.weight", "rope_factors_long.weight", "blk.0.attn_sinks.weight")
+COMPUTED_WITH = (
+    *("rope_freqs.weight", "rope_factors_long.weight", "blk.0.attn_sinks.weight"),
+    *("blk.0.weight", "blk.0.ffn_gate.0.weight", "blk.x.ffn_gate.weight"),
+)
 """GGUF's names of what other programs compute with and this decoder has no place for; the first one scales Llama 3.1's frequencies."""
 SIZES = {key: NAMES.get(key, (key,)) for key in ("vocab_size", "intermediate_size", "head_dim", *[*NAMES][:5])}
 """What a file may call each number of its architecture that is one at least."""

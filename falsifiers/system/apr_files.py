@@ -209,8 +209,9 @@ def _order(reorder: Callable[[Array, int], Array], name: str, value: Array, scal
 
 
 def tied_heads(trial: Trial) -> list[Comparison]:
-    """Tied: no output layer, a copy, or an entry without bytes, by GGUF's name too, said to be tied or not. Untied: another one, one
-    that differs from the embedding by one ulp of one element, one that is rounded to float16, or a copy said to be so."""
+    """Tied: no output layer, a copy, or an entry without bytes, by GGUF's name too, said to be tied or not, also in a wider dtype.
+    Untied: another one, one that differs from the embedding by one ulp of one element, one that is rounded to float16, or a copy said
+    to be so."""
     tied, own = drawn(trial, tied=True), drawn(trial, tied=False)
     stored = [plain(name, value, "F32") for name, value in tied.decoder.items()]
     copy = plain(HEAD, tied.decoder[EMBEDDING], "F32")
@@ -222,9 +223,15 @@ def tied_heads(trial: Trial) -> list[Comparison]:
     nearly = replace(tied, scalars=tied.scalars | {"tied": False}, decoder=tied.decoder | {HEAD: near})
     rounded = replace(nearly, decoder=tied.decoder | {HEAD: tied.decoder[EMBEDDING].astype(np.float16)})
     different = [plain(name, value, "F32") for name, value in own.decoder.items()]
+    half = tied.decoder[EMBEDDING].astype(np.float16)
+    of_half = replace(tied, decoder=tied.decoder | {EMBEDDING: half})
+    wider = [plain(name, value, "F16" if name == EMBEDDING else "F32") for name, value in of_half.decoder.items()]
+    wider.append(plain(HEAD, half.astype(np.float32), "F32"))
     cases = {
         **{f"{name}, {what}": (tied, image(said | more, stored + extra))
            for name, extra in (("absent", []), ("copy", [copy]), ("empty", [empty]))
+           for what, more in (("not said", {}), ("said", {_by_a_name(trial): True}))},
+        **{f"copy in a wider dtype, {what}": (of_half, image(said | more, wider))
            for what, more in (("not said", {}), ("said", {_by_a_name(trial): True}))},
         "different": (own, image(metadata(own.scalars), different)),
         "one ulp off": (nearly, image(said, [*stored, plain(HEAD, near, "F32")])),
@@ -313,7 +320,9 @@ def _of_other_tensors(trial: Trial, base: Path, tensors: Mapping[str, Array]) ->
         ("as many numbers in another shape", UP, {**own, UP: tensors[UP].reshape(1, -1)}),
     ):
         ask = partial(trial.files.export, base, base.with_name("other.apr"), "float32", tensors=others)
-        yield trial.refuses(f"a model in memory of {kind}", ask, re.escape(name), "ValueError")
+        yield trial.refuses(
+            f"a model in memory of {kind}", ask, f"{re.escape(str(base.with_name('other.apr')))}: .*{re.escape(name)}", "ValueError"
+        )
         yield from same(f"files of a refused model of {kind}", [], [each.name for each in base.parent.glob("*other*")])
 
 

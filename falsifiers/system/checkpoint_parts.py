@@ -211,6 +211,10 @@ def _shard_damage(folder: Path, places: Mapping[str, str], rng: Generator) -> It
     yield Damage("a whole file beside the index", {WEIGHTS: (folder / other).read_bytes()}, f"both {WEIGHTS} and {INDEX}")
     yield Damage("a tensor in both shards", {other: save(both)}, f"{other}|{places[name]}.*{name}")
     yield Damage("a tensor in no shard", {places[name]: save({k: v for k, v in first.items() if k != name})}, f"{places[name]}.*{name}")
+    gone = next(each for each in first if each != name)
+    index = json.dumps({key: {each: file for each, file in places.items() if each != gone}}).encode()
+    both_wrong = {places[name]: save({each: value for each, value in narrow.items() if each != gone}), INDEX: index}
+    yield Damage("a tensor missing beside one of another shape", both_wrong, f"{re.escape(folder.name)}: no tensor '{gone}'")
     yield make({f"{key}/{name}": other}, f"{places[name]}.*{name}")
     yield make({f"{key}/{name}": ABSENT}, f"{places[name]}.*{name}")
     yield make({f"{key}/ghost": other}, f"{other}.*ghost")
@@ -244,9 +248,12 @@ def _tokenizer_damage(folder: Path, family: str) -> Iterator[Damage]:
         followed = family == "qwen2" or name in ("Qwen2Tokenizer", "Qwen2TokenizerFast", *([ABSENT] if family == "qwen3" else []))
         yield make({"add_prefix_space": True, "tokenizer_class": name}, taken=not followed)
     yield make({"add_prefix_space": False, "tokenizer_class": "Qwen2Tokenizer"}, taken=True)
-    for named in (new, {"content": new}):
+    stored = json.loads((folder / TOKENIZER).read_text())
+    word = next(word for word in stored["model"]["vocab"] if word not in [token["content"] for token in stored["added_tokens"]])
+    for named in (new, {"content": new}, word, {"content": word}):
         yield from (make({key: [named]}) for key in ("additional_special_tokens", "extra_special_tokens"))
         yield make({"extra_special_tokens": {"image": named}})
+        yield from (make({key: named}) for key in ("pad_token", "eos_token"))
     yield from (make({"extra_special_tokens": value}) for value in (True, 1, 1.5, "<eos>"))
     yield make({"pad_token": {"content": new}})
     yield make({"pad_token": {**end, "__type": "AddedToken", **dict.fromkeys(FLAGS, True)}}, taken=True)  # tokenizer.json's flags count

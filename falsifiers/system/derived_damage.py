@@ -105,6 +105,7 @@ def forms(folder: Path, file: str, rng: Generator) -> Iterator[Damage]:
     }
     for name, (changed, named) in written.items():
         yield Damage(f"{file} with {name}", {file: changed}, f"{file}.*{named}")
+    yield Damage(f"{file} between blanks and lines", {file: b" \n\t\r\n" + whole + b"\n \n"}, "", taken=True)
 
 
 def edited(folder: Path, file: str, changes: Mapping[str, Any], named: str = "", *, seal: bool = False, **kind: bool) -> Damage:

@@ -335,6 +335,15 @@ def _of_documents(trial: Trial) -> Iterator[Comparison]:
             ask = partial(trial.pretrainer.write, unwritten, [list[int]()] * count, VOCAB)
             yield trial.refuses(f"shards of {count} documents without tokens", ask, "unwritten", "ValueError")
             yield from same("a folder of no tokens", False, unwritten.exists())
+        pieces = Path(parent) / "pieces"
+        trial.pretrainer.write(pieces, [[token] * 3 for token in range(4)], VOCAB, shard_tokens=10, kind="one array")
+        wanted, tokens = np.arange(12).reshape(1, -1) // 3, Tokens(pieces, VOCAB, batch=1, seq=12)
+        yield from same("stream of documents in one array", wanted, trial.pretrainer.epoch(tokens, 0).input_ids)
+        for kind in ("array", "tensor"):
+            rows: Any = [[[1, 2, 3]], [[4, 5, 6]]]
+            ask = partial(trial.pretrainer.write, unwritten, rows, VOCAB, kind=kind)
+            yield trial.refuses(f"a {kind} of two dimensions", ask, "document 0.*shape", "ValueError")
+            yield from same("a folder of refused rows", False, unwritten.exists())
         for kind in ("list", "array", "tensor"):
             yield from same(f"tokens of a {kind}", 3, trial.pretrainer.write(Path(parent) / kind, [[1, 2], [3]], VOCAB, kind=kind))
             ask = partial(trial.pretrainer.write, unwritten, [[1, 2], [3, 1.5]], VOCAB, kind=kind)

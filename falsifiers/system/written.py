@@ -82,4 +82,5 @@ def _line(rng: Generator, text: str, label: Label) -> str:
     row = {"input": text, "labels" if isinstance(label, list) else "label": label}
     keys = sorted(row, reverse=bool(rng.random() < 0.5))
     separators = (", ", ": ") if rng.random() < 0.5 else (",", ":")
-    return json.dumps({key: row[key] for key in keys}, ensure_ascii=bool(rng.random() < 0.3), separators=separators)
+    line = json.dumps({key: row[key] for key in keys}, ensure_ascii=bool(rng.random() < 0.3), separators=separators)
+    return f" \t{line}\t " if rng.random() < 0.1 else line

@@ -166,8 +166,15 @@ class Pretrainer(Door):
         return sum(map(len, token_shards.tokenize(corpus, encoder, 0)))
 
     def write(self, folder: Path, documents: Iterable[Sequence[float]], vocab: int, shard_tokens: int = 10**8, kind: str = "list") -> int:
-        """The number of tokens of documents, of which shards are written; of lists, NumPy's arrays or torch's tensors."""
-        made: dict[str, Callable[[Any], Any]] = {"list": list, "array": np.array, "tensor": torch.tensor}
+        """The number of tokens of documents, of which shards are written; of lists, NumPy's arrays or torch's tensors, or of one array
+        of 16 bits that is filled again and again."""
+        place = np.zeros(2**16, np.uint16)
+
+        def again(document: Sequence[int]) -> Any:
+            place[: len(document)] = document
+            return place[: len(document)]
+
+        made: dict[str, Callable[[Any], Any]] = {"list": list, "array": np.array, "tensor": torch.tensor, "one array": again}
         return token_shards.write_shards(folder, map(made[kind], documents), vocab, shard_tokens)
 
     def loss_of_repeated(self, logits: Array, input_ids: Array) -> float:
