@@ -115,6 +115,19 @@ wrong_step(
 wrong_step("impl.operations.nf4:require_block_size", name="operations_take_any_block", doc="Blocks of NF4 may have any size.")(
     lambda *_: None
 )
+
+
+@wrong_step("impl.dispatch:OPERATIONS")
+def operations_keep_their_rates(operations: Any) -> dict[str, Any]:
+    """The rates of the same settings are one tensor, which is the caller's to write to."""
+    schedule, rates = operations["learning_rate_schedule"], dict[str, Any]()
+
+    def kept(**settings: Any) -> Any:
+        return rates.setdefault(repr(settings), schedule(**settings))
+
+    return {**operations, "learning_rate_schedule": kept}
+
+
 wrong_step("impl.validation:require_shape", name="operations_take_any_shape", doc="Arrays of other shapes are broadcast.")(lambda *_: None)
 wrong_step("impl.operations.nf4:require_shape", name="double_dequantised_beyond_its_scales", doc="Scales are read beyond their end.")(
     lambda *_: None

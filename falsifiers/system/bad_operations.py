@@ -125,6 +125,8 @@ def _of_models(whole: dict[str, dict[str, Any]]) -> Iterator[Bad]:
         value = whole["nf4_dequantize"][name]
         yield from (("nf4_dequantize", {name: each}, name) for each in (value[:-1], np.concatenate([value, value[:1]])))
     yield "nf4_dequantize", {"rows": whole["nf4_dequantize"]["rows"] + 1}, "codes"
+    for size in (2048, 4096):  # the weight is in one such block
+        yield "nf4_dequantize", {"block_size": size, "absmax": np.ones(2, np.float32)}, rf"\b{size}\b.*absmax"
     scales = np.ones(4, np.float32)
     yield from (("nf4_double_dequantize", {"scales": scales[:count]}, "scales") for count in (1, 2, 4))
     for operation, name in (("pool", "mask"), ("attention", "mask"), ("lm_cross_entropy", "mask"), ("rope", "positions")):

@@ -36,6 +36,8 @@ def handed_tensors_stay(trial: Trial) -> Iterator[Comparison]:
         hand.overwrite()
         yield from same(f"{kind}: once that was written over", alone, hand.work(objects[2]))
     yield from same("a copy of a pipeline", works["a pipeline"], works["a copy of a pipeline"])
+    listed = trial.ownership.listed(work)
+    yield from same("names of tensors after the lists were emptied", listed[: len(listed) // 2], listed[len(listed) // 2 :])
     then, now = trial.ownership.recorded(work, weights)
     yield from same("calls that are recorded", [name for name, *_ in then], [name for name, *_ in now])
     for (name, *at_the_call), (_, *said) in zip(then, now, strict=False):

@@ -97,6 +97,7 @@ def _of_steps(rng: Generator) -> Iterator[Asked]:
     settings = {"learning_rate": 0.1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
     yield "adamw_step", moments, {"step": int(rng.integers(1, 2000)), **settings}
     yield from (("clip_by_global_norm", {"gradients": gradients}, {"max_norm": norm}) for norm in (0.5, 1e6))
+    yield "learning_rate_schedule", {}, {"total_steps": 5, "peak": 0.1, "warmup_fraction": 0.25, "kind": "linear"}
     counts = rng.integers(1, 2**18, rows)
     yield from (("average_gradients", {"gradients": gradients[:some], "counts": counts[:some]}, {}) for some in (rows, 1))
 

@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
 from typing import Any
@@ -21,7 +22,7 @@ from blackswan.falsifiers.subjects.guards import Guards
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.devices import batch_of, trainer_of
 from blackswan.falsifiers.subjects.protocol import Session
-from blackswan.impl import dispatch, merge, pretrain
+from blackswan.impl import classifier, decoder, dispatch, merge, pretrain
 from blackswan.impl.adapter import Adapter, save_adapter
 from blackswan.impl.apr_write import save_apr
 from blackswan.impl.checkpoint import WEIGHTS, Checkpoint, save_checkpoint
@@ -92,7 +93,29 @@ class Ownership(Door):
                 guards(compute, asked)
         except SubjectError as error:
             return str(error)
-        return ""
+        first = compute(given)
+        right = {name: value.detach().clone() for name, value in first.items()}
+        for value in first.values():
+            value.detach().zero_()
+        again = compute(given)
+        wrong = [name for name, value in right.items() if not torch.allclose(value.float(), again[name].detach().float(), rtol=1e-2)]
+        return f"{', '.join(wrong)}: what was written to an answer is in the next one" if wrong else ""
+
+    def listed(self, work: Workload) -> list[dict[str, tuple[int, ...]]]:
+        """Names and shapes of a decoder's parameters, a classifier's base and its trained tensors, asked for again once the first lists
+        were emptied, and before."""
+        config, adaptation = config_of(work.scalars), adaptation_of(work.scalars)
+        asked = (
+            partial(decoder.parameter_shapes, config),
+            partial(classifier.base_shapes, config),
+            partial(classifier.trainable_shapes, config, adaptation),
+        )
+        first = [dict(ask()) for ask in asked]
+        for ask in asked:
+            found = ask()
+            if isinstance(found, dict):
+                found.clear()
+        return first + [dict(ask()) for ask in asked]
 
     def recorded(self, work: Workload, weights: Mapping[str, Array]) -> tuple[Calls, Calls]:
         """The calls of steps of a classifier, then of a decoder, clipped: what each was given and gave, copied at the call; and what a
