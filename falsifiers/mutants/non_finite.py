@@ -1,7 +1,7 @@
 """Wrong searches for where a value that is not finite comes from: one step of `impl` replaced each."""
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 from unittest import mock
 
@@ -51,6 +51,14 @@ wrong_step("impl.nonfinite:_described", name="origin_counts_positive_infinities"
 wrong_step("impl.nonfinite:origin", name="origin_without_class_weights", doc="The loss is searched as if classes had no weights.")(
     lambda origin, classifier, batch, _=None: origin(classifier, batch)
 )
+
+
+@wrong_step("impl.nonfinite:origin_of")
+def origin_of_a_search_that_fails(origin: Step, *given: Any) -> Any:
+    """All is said to be finite where the search for what is not has failed."""
+    with suppress(RuntimeError):
+        return origin(*given)
+    return None
 
 
 @wrong_step("impl.nonfinite:torch.tensor_split")

@@ -263,7 +263,7 @@ def origin_is_named(trial: Trial) -> Iterator[Comparison]:
     """A value planted in a parameter, in the output of a call or in the gradient that a call passes on is found by its place.
 
     The value in the parameter is its last number, and the parameter is searched in several parts. A scale of a weight in NF4 is found
-    too, and so is a loss that overflows by its class weights alone.
+    too, and so is a loss that overflows by its class weights alone. A search that fails does not say that all is finite.
     """
     rng = trial.rng("origin")
     work, part = small(rng, trial.seed, nf4=False), int(rng.integers(5, 15))
@@ -278,6 +278,11 @@ def origin_is_named(trial: Trial) -> Iterator[Comparison]:
         yield _said(label, named, place or "none", str(origin))
         yield value_at_most(f"tensors changed by asking: {label}", _differing(before, trainer.content()), 0)
         yield value_at_most(f"gradients left by asking: {label}", len(trainer.gradients()), 0)
+    trainer = trial.devices.trainer(work, weights)
+    for failing in ("attention", "gradient of attention"):
+        for error in ("OutOfMemoryError", "RuntimeError"):
+            said = trainer.origin_broken_off(failing, error)
+            yield _said(f"{error} in the search's {failing}", said is not None, "what failed", "that all is finite")
     yield from _of_the_whole_model(trial, rng, part)
 
 

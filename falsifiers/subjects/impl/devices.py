@@ -28,6 +28,7 @@ from blackswan.falsifiers.subjects.impl.blocks import KINDS, Block, backends_aft
 from blackswan.falsifiers.subjects.impl.hand_written import Steps
 from blackswan.falsifiers.subjects.impl.large import changed_when_repeated, last_rows
 from blackswan.falsifiers.subjects.impl.openings import Opening
+from blackswan.falsifiers.subjects.impl.watching import broken_off
 from blackswan.falsifiers.subjects.patching import opening
 from blackswan.falsifiers.subjects.protocol import Lacks, Session
 from blackswan.impl import device, dispatch, kernels, nonfinite, residency
@@ -390,6 +391,11 @@ class PlacedTrainer(Session):
         batch = self._batch if given is None else replace(self._batch, labels=given)
         with replaced(self._planted), mock.patch.object(nonfinite, "_PART", part), torch.no_grad():
             return nonfinite.origin(self._trainer.classifier, batch, weights)
+
+    def origin_broken_off(self, operation: str, error: str) -> str | None:
+        """The answer of that search, in which an operation or its backward pass fails, or the name of the error that it ends in."""
+        answers = list[str | None]()
+        return broken_off(lambda: answers.append(self.origin(self._batch.input_ids.numel())), operation, 0, error) or answers[0]
 
 
 class _OnCard(Tensor):
