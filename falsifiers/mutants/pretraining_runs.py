@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 
 from blackswan.falsifiers.mutants.changes import without_keyword
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
@@ -124,6 +124,9 @@ wrong_step(
     name="pretrain_states_in_folders_of_letters",
     doc="A state is called another run's where its folder's name holds a byte that is no letter.",
 )(lambda _, path: load_file(path))
+wrong_step("impl.pretrain_run:_read_tensors", name="pretrain_state_read_as_a_whole", doc="A state is held twice while it is read.")(
+    lambda _, path: load(path.read_bytes())
+)
 
 
 wrong_steps(

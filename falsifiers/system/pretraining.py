@@ -33,6 +33,8 @@ from blackswan.reference.optimiser import learning_rate_schedule
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", CHECKPOINT / "tokenizer.json"
 VOCAB = 24
 SIZES = {"vocab": VOCAB, "hidden": 16, "intermediate": 24, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8, "max_positions": 64}
+LARGER = {"hidden": 128, "intermediate": 256, "layers": 12}
+"""Sizes of a decoder beside whose state little is held but that; none of its tensors is much of it."""
 HELD_OUT = 40
 """Tokens on which a small run validates."""
 EPS = 1e-8
@@ -192,7 +194,7 @@ def interrupted_run_goes_on(trial: Trial) -> list[Comparison]:
             ]
         found += _killed_twice(trial, problem, whole, every)
         found += _interrupted_while_it_moves(trial, problem, whole)
-    return found + _killed_in_float64(trial) + _on_a_slow_disk(trial)
+    return found + _killed_in_float64(trial) + _on_a_slow_disk(trial) + [_in_little_memory(trial)]
 
 
 def _interrupted_while_it_moves(trial: Trial, problem: Pretraining, whole: PretrainingRecord) -> list[Comparison]:
@@ -218,6 +220,15 @@ def _killed_in_float64(trial: Trial) -> list[Comparison]:
         *same("later steps in float64", whole.steps[1:], rest.steps),
         *same("at the end in float64", (whole.parameters, whole.state_hash), (rest.parameters, rest.state_hash)),
     ]
+
+
+def _in_little_memory(trial: Trial) -> Comparison:
+    """A state is read into the run's own parameters and moments, which take what its file does, and is not held beside them."""
+    with small_pretraining(trial, 1) as (problem, _):
+        problem = replace(problem, architecture={**problem.architecture, **LARGER})
+        trial.pretrainer.run(problem, stop_after=1)
+        held, size = trial.pretrainer.going_on(problem)
+    return value_at_most("held beside a run that goes on, in states", max(0, held / size - 1), 0.25)
 
 
 def _on_a_slow_disk(trial: Trial) -> list[Comparison]:

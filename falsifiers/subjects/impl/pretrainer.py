@@ -8,6 +8,7 @@ import hashlib
 import io
 import math
 import os
+import tracemalloc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
@@ -28,6 +29,7 @@ from blackswan.falsifiers.subjects.conversion import config_of
 from blackswan.falsifiers.subjects.doors.files import StreamRows, Tokens
 from blackswan.falsifiers.subjects.doors.training import Architecture, Pretraining, PretrainingRecord
 from blackswan.falsifiers.subjects.impl import Door
+from blackswan.falsifiers.subjects.impl.allocator import allocated
 from blackswan.falsifiers.subjects.impl.kill_points import flushes
 from blackswan.falsifiers.subjects.impl.slow_disk import slow, until_the_next_step
 from blackswan.falsifiers.subjects.impl.watching import broken_off, failing
@@ -159,6 +161,19 @@ class Pretrainer(Door):
             raise RuntimeError("the run made steps, and was never said to begin")
         losses = [epoch.validation_loss for epoch in result.epochs]
         return PretrainingRecord(steps, losses, _parameters(decoder), result.state_hash, events, passes, free)
+
+    def going_on(self, problem: Pretraining) -> tuple[int, int]:
+        """The most bytes that the host's allocator and Python hold until a run goes on, those of its decoder too, and its state's."""
+        size = (problem.output / pretrain_run.STATE / "state.safetensors").stat().st_size
+        given = _batches(problem.train), None, pretrain_run.PretrainSettings(**problem.settings), problem.output, problem.tokenizer
+        began = mock.Mock(side_effect=_KilledError)
+        tracemalloc.start()
+        try:
+            with allocated(torch.device("cpu"), [size]) as taken, suppress(_KilledError):
+                pretrain_run.pretrain(self._random(problem.architecture, problem.seed), *given, resume=True, on_start=began)
+            return taken["peak"] + tracemalloc.get_traced_memory()[1], size
+        finally:
+            tracemalloc.stop()
 
     def tokenized(self, corpus: Path, checkpoint: Path) -> int:
         """The number of tokens of a corpus by a checkpoint's tokenizer, of which one document is kept at a time."""
