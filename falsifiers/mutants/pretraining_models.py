@@ -376,6 +376,17 @@ def pretrain_origin_in_the_whole_batch(origin: Callable[..., Any], self: Any, ba
 
 
 @wrong_step("impl.pretrain:ValFn.__call__")
+def pretrain_validation_sums_in_float32(validate: Step, self: Any, stream: Any) -> float:
+    """The losses of micro-batches are added up in float32."""
+    total, count = torch.zeros(()), 0
+    for batch in stream:
+        for part in (part for part in batch.split(self.micro_batch) if part.predicted):
+            total += validate(self, [part]) * part.predicted
+            count += part.predicted
+    return float(total) / count if count else math.nan
+
+
+@wrong_step("impl.pretrain:ValFn.__call__")
 def validation_batches_listed(validate: Callable[..., Any], self: Any, stream: Any) -> Any:
     """All held-out batches are in memory before the first is computed."""
     return validate(self, iter([*stream]))

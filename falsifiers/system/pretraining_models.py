@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -47,6 +48,8 @@ LONG_ROW = 2**16 + 200
 END = 1  # <eos> of the shipped tokenizer
 STEPS = 8
 """A decoder that is trained by hand has a schedule of so many."""
+LOST, SUMMED = 30, 1e-10
+"""So many small losses beside a large one, and a share of their mean that sums in float64 keep."""
 HELD = 2
 """Batches of a validation that may be in memory: the one that is computed, and the next."""
 BROKEN = (("swiglu", 1), ("gradient of swiglu", 0), ("gradient of swiglu", 1), ("clip_by_global_norm", 0))
@@ -141,7 +144,18 @@ def validation_is_pure(trial: Trial, *, share: float) -> list[Comparison]:
         *_mean_over_tokens(trial, MANY, 50),
         *_mean_over_tokens(trial, VOCAB, 1100),
         *_positions_of_long_rows(trial),
+        _mean_beside_a_large_loss(trial),
     ]
+
+
+def _mean_beside_a_large_loss(trial: Trial) -> Comparison:
+    """The mean of many losses is theirs also where one is so large that float32 loses the others beside it."""
+    losses = [2.0**24, *[1.0] * LOST]
+    with temporary_folder() as folder:
+        tokens = Tokens(write_shards(folder, [np.zeros(len(losses) + 1, np.int64)]), VOCAB, 8, 2)
+        found = trial.pretrainer.random(small_architecture(trial.rng("large loss")), trial.seed).mean_of(tokens, losses)
+    mean = math.fsum(losses) / len(losses)
+    return value_at_most("share of a mean held-out loss that is lost", abs(found - mean) / mean, SUMMED)
 
 
 def _positions_of_long_rows(trial: Trial) -> list[Comparison]:

@@ -368,6 +368,12 @@ class TrainedDecoder(Session):
         validate(islice(_batches(tokens).epoch(0), 1))
         return validate(_batches(tokens).epoch(0))
 
+    def mean_of(self, tokens: Tokens, losses: Iterable[float]) -> float:
+        """The held-out loss of an epoch whose rows, a micro-batch each, have those losses."""
+        left = iter(losses)
+        with replaced({"lm_cross_entropy": lambda logits, **_: logits.new_tensor(next(left))}):
+            return pretrain.ValFn(self._decoder, 1)(_batches(tokens).epoch(0))
+
     def validation_batches_held(self, tokens: Tokens) -> int:
         """The most batches of an epoch that live at one time while it is validated on."""
         held, most = WeakSet[TokenBatch](), 0
