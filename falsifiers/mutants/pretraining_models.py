@@ -392,6 +392,11 @@ def validation_batches_listed(validate: Callable[..., Any], self: Any, stream: A
     return validate(self, iter([*stream]))
 
 
+wrong_step(
+    "impl.pretrain_run:pretrain", name="pretrain_by_a_tokenizers_target", doc="A tokenizer is looked for where the name of its file leads."
+)(lambda pretrain, *given, **named: pretrain(*given[:5], given[5].resolve(), **named))
+
+
 @wrong_step("impl.pretrain:CheckpointFn.__init__")
 def pretrain_checkpoint_tokenizer_may_be_a_folder(begin: Step, self: Any, decoder: Any, tokenizer: Path, *given: Any) -> None:
     """A folder is taken for the tokenizer, and fails at the first checkpoint."""

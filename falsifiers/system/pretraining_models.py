@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,16 @@ from blackswan.falsifiers.system.adapter_files import generated
 from blackswan.falsifiers.system.broken_calls import ERRORS
 from blackswan.falsifiers.system.checkpoint_parts import LLAMA3
 from blackswan.falsifiers.system.command_models import BESIDE_THE_TOKENIZER
-from blackswan.falsifiers.system.pretraining import CONFIG, SIZES, TOKENIZER, VOCAB, WEIGHTS, small_architecture, temporary_folder
+from blackswan.falsifiers.system.pretraining import (
+    CONFIG,
+    SIZES,
+    TOKENIZER,
+    VOCAB,
+    WEIGHTS,
+    small_architecture,
+    small_pretraining,
+    temporary_folder,
+)
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.token_streams import pieces_of, write_shards
 from blackswan.falsifiers.system.trial import Trial, may_be_non_finite
@@ -336,6 +346,7 @@ def checkpoint_is_usable(trial: Trial) -> Iterator[Comparison]:
         tokenizer, config = (folder / TOKENIZER.name).read_bytes(), json.loads((folder / CONFIG).read_text())
         stored, loaded = load_file(folder / WEIGHTS), trial.pretrainer.load(folder).parameters()
         yield from _tokenizer_is_whole(decoder, parent)
+        yield from _tokenizer_of_links(trial)
     yield value_at_most("tokenizers that differ from the one given", int(tokenizer != TOKENIZER.read_bytes()), 0)
     yield from same("hidden_size", architecture["hidden"], config["hidden_size"])
     yield from same("in the file", decoder.parameters(), stored)
@@ -372,6 +383,18 @@ def _tokenizer_is_whole(decoder: "TrainedDecoder", parent: Path) -> Iterator[Com
         shutil.rmtree(output, ignore_errors=True)
         fits = found in allowed and bool(found) == bool(written)
         yield from same(f"files of the tokenizer after {name}", found if fits else allowed[0], found)
+
+
+def _tokenizer_of_links(trial: Trial) -> list[Comparison]:
+    """A run's checkpoint has every file of a tokenizer whose files are links to others by other names, as downloaded ones are."""
+    files = {TOKENIZER.name: TOKENIZER.read_text(), **BESIDE_THE_TOKENIZER}
+    with small_pretraining(trial, 1) as (problem, _), temporary_folder() as links, temporary_folder() as blobs:
+        for number, (name, text) in enumerate(files.items()):
+            (blobs / str(number)).write_text(text)
+            (links / name).symlink_to(blobs / str(number))
+        trial.pretrainer.run(replace(problem, tokenizer=links / TOKENIZER.name))
+        written = [path for path in problem.output.glob("checkpoints/*/*") if path.name not in (CONFIG, WEIGHTS)]
+        return same("files of a tokenizer of links", files, {path.name: path.read_text() for path in written})
 
 
 def refuses_checkpoint_without_tokenizer(trial: Trial) -> Iterator[Comparison]:
