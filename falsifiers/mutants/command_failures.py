@@ -158,6 +158,13 @@ def names_without_room_passed_over(flush: Any, path: Path) -> None:
         flush(path)
 
 
+@wrong_step("impl.training_state:flush")
+def names_of_states_passed_over(flush: Any, path: Path) -> None:
+    """A run goes on where the name of its state cannot be brought to the disk."""
+    with suppress(OSError):
+        flush(path)
+
+
 wrong_step("impl.__main__:_say", name="full_disk_unnamed", doc="The message of a full disk names no file.")(
     lambda say, name, error, status: say(name, OSError(error.strerror) if isinstance(error, OSError) else error, status)
 )

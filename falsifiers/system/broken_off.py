@@ -81,10 +81,11 @@ def broken_off_commands_say_so(trial: Trial) -> Iterator[Comparison]:
         pretrain = ("pretrain", f"--model={problem.base}", f"--tokens={tokens}", "--seq=6", "--batch=2", "--save-every=1", "--epochs=2")
         at = 2 * int(rng.integers(1, 5)) + 1  # the flush of a state's content; that of its name is the next one
         yield from _full(trial, "train", full := problem.folder / "a full disk", at, train, of_train)
-        yield from _full(trial, "train", problem.folder / "names without room", int(rng.integers(1, 5)), train, codes[0], folders=True)
+        named = int(rng.integers(1, 5))  # the first folder has the run's settings, the others a state before each step
+        yield from _full(trial, "train", nameless := problem.folder / "names without room", named, train, codes[0], folders=True)
         yield from _full(trial, "export", problem.folder / "a name without room", 1, whole["export"], codes[1], folders=True)
-        made = len(metrics(full)) if (full / METRICS).exists() else 0
-        yield from same("steps of a run whose state has no room, up to that state", at // 2 - 1, made)
+        made = [len(metrics(output)) if (output / METRICS).exists() else 0 for output in (full, nameless)]
+        yield from same("steps of runs whose state, or its name, has no room, up to that state", [at // 2 - 1, max(named - 2, 0)], made)
         yield from _full(trial, "pretrain", problem.folder / "another full disk", int(rng.integers(1, 6)), pretrain, of_pretrain)
         yield from _unread(trial, problem.folder, train, pretrain)
         yield from _metrics_without_room(trial, train, run, problem.folder / "no room for a line")
