@@ -1,6 +1,7 @@
 """Wrong training runs: batches, order, schedule, validation, checkpoints, early stop, several labels, NF4, numbers that are not finite."""
 
 import math
+import os
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -166,6 +167,17 @@ def validation_batches_made_at_once(validate: Any, run: Any) -> Any:
 wrong_step("impl.fit:_Run._export", name="fit_best_never_replaced", doc="best/ stays what the first epoch wrote.")(
     lambda export, run, name: None if name == "best" and (run.output / "best").exists() else export(run, name)
 )
+
+
+@wrong_step("impl.fit:_Run._export")
+def fit_best_is_links_to_the_last(export: Any, run: Any, name: str) -> None:
+    """best/ has the files of last/ under other names, which some file systems do not give."""
+    export(run, name)
+    for file in (run.output / "last").iterdir() if name == "best" and run.group.rank == 0 else ():
+        (run.output / name / file.name).unlink()
+        os.link(file, run.output / name / file.name)
+
+
 wrong_step("impl.fit:_Run._after", name="fit_best_forgotten", doc="Every epoch counts as the best one for those after it.")(
     lambda after, run, record: replace(after(run, record), best_loss=record.validation_loss, best_epoch=record.epoch)
 )

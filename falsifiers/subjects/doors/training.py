@@ -185,12 +185,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Kept:
-    """The content of a run's folder, read without the trainer: state and progress, and the trainable tensors of both adapters."""
+    """The content of a run's folder, read without the trainer: state and progress, the trainable tensors of both adapters, and which files
+    of the folder have another name."""
 
     state: State
     progress: dict[str, Any]
     best: dict[str, Array]
     last: dict[str, Array]
+    shared: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

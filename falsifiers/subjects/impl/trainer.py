@@ -127,7 +127,8 @@ class Trainer(Door):
         with safe_open(folder / "state" / "state.safetensors", framework="numpy") as file:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  safe_open cannot be iterated
             progress = json.loads(file.metadata()["progress"])
-        return Kept(state, {name: progress[name] for name in PROGRESS}, _adapter(folder / "best"), _adapter(folder / "last"))
+        shared = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.stat().st_nlink > 1]
+        return Kept(state, {name: progress[name] for name in PROGRESS}, _adapter(folder / "best"), _adapter(folder / "last"), shared)
 
     def base_known_by(self, weights: Mapping[str, Array]) -> str:
         """What run.json says of these weights."""
