@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -121,6 +122,11 @@ def first_device_shared(own: Any, name: str, *place: Any) -> Any:
 
 wrong_step("impl.group:_places", name="environment_of_workers_ignored", doc="Each worker that torchrun started trains by itself.")(
     lambda _places, _environment: (0, 1, 0)
+)
+
+
+wrong_step("impl.group:DistributedGroup.sum", name="workers_sum_at_once", doc="Each worker has the whole vectors of all.")(
+    lambda _, group, tensor: reduce(torch.add, group.gather(tensor))
 )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_inside
+from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_at_most, value_inside
 from blackswan.falsifiers.subjects.doors.training import Kill, Plan, Problem, Raised, Run
 from blackswan.falsifiers.system.continued import FEATURES, KILLED, other_runs
 from blackswan.falsifiers.system.run_problem import BATCH as BATCH_OF_ALL
@@ -34,6 +34,8 @@ POWERS = range(3, 14)
 """Texts of about so many bytes, as powers of two."""
 SEVERAL, SEVERAL_CHUNK = 4, 13
 """So many workers have an order, and sum and compare so many elements at a time."""
+MANY, LONG_VECTOR, SUMMED_IN = 16, 160_000_000, 3
+"""So many workers sum what LoRA of rank 64 trains of a model of 7B: a sum has room beside its parts, and not the vectors of all workers."""
 MOMENTS = (("read", "after the sum"), ("before the sum",), ("os.rename state/.partial-state.safetensors",))
 """A batch is about to be trained on, the workers' numbers to be summed or just summed, or the new state to replace the old one."""
 
@@ -130,7 +132,7 @@ def several_agree(trial: Trial) -> Iterator[Comparison]:
     They sum in their order: float32 has other bits in another one; and float64 and large counts in their own dtype. A tensor differs by
     two signs in float64, by the sign of a zero, by two elements and by two whole chunks that are exchanged. Tensors in float16 and uint8,
     whose bytes four does not divide, differ in their last number. Texts of about as many bytes as powers of two arrive as they are, with
-    a character of 1 to 4 bytes there at each of its places, long beside short.
+    a character of 1 to 4 bytes there at each of its places, long beside short. A long vector is summed in parts.
     """
     rng = trial.rng("several")
     alike = np.broadcast_to(rng.standard_normal(4 * SEVERAL_CHUNK), (SEVERAL, 4 * SEVERAL_CHUNK))
@@ -167,6 +169,7 @@ def several_agree(trial: Trial) -> Iterator[Comparison]:
         yield from same(f"what rank {rank} of several is told", told, begun)
         yield from same(f"sums on rank {rank} of several", totals, summed)
         yield from same(f"texts of all on rank {rank} of several", sent, got)
+    yield value_at_most("taken while many sum a long vector, in vectors", trial.memory.taken_by_a_sum(MANY, LONG_VECTOR), SUMMED_IN)
 
 
 def _texts(power: int) -> list[str]:

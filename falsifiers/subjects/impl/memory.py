@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of
@@ -24,7 +24,7 @@ from blackswan.falsifiers.subjects.impl.allocator import allocated
 from blackswan.falsifiers.subjects.impl.devices import batch_of, trainer_of
 from blackswan.falsifiers.subjects.impl.slow_disk import held_by_then, slow
 from blackswan.falsifiers.subjects.protocol import Lacks
-from blackswan.impl import adapter, allocations, apr_write, checkpoint, classifier, dispatch, kernels, memory, merge, nonfinite
+from blackswan.impl import adapter, allocations, apr_write, checkpoint, classifier, dispatch, group, kernels, memory, merge, nonfinite
 from blackswan.impl import fit as whole_runs
 from blackswan.impl.commands import common
 from blackswan.impl.config import ClassifyConfig
@@ -275,6 +275,15 @@ class Memory(Door):
                 look(base)
             peaks[name] = taken["peak"]
         return peaks
+
+    def taken_by_a_sum(self, workers: int, count: int) -> float:
+        """What is allocated at the peak while so many workers sum a vector of so many numbers, in vectors; nothing is exchanged."""
+        place, exchanges = torch.device("meta"), dict.fromkeys(("all_gather", "all_gather_into_tensor"), lambda *_, **__: None)
+        with mock.patch.multiple(distributed, get_rank=lambda: 0, get_world_size=lambda: workers, **exchanges):
+            vector, summing = torch.empty(count, device=place), group.DistributedGroup(place)
+            with allocations.Allocations(place.type) as taken:
+                summing.sum(vector)
+        return taken.peak / vector.nbytes
 
     def held(self, work: Workload) -> int:
         """Bytes of the allocator that a classifier keeps after a forward pass over one token, whatever holds them."""
