@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 from yaml import Node, ScalarNode, SequenceNode, compose_all
@@ -222,6 +223,11 @@ wrong_step("impl.settings:_entries", name="settings_of_the_last_line", doc="The 
 )
 wrong_step("impl.config:is_number", name="settings_of_numpy_refused", doc="A number of NumPy that is a float is no number.")(
     lambda right, value: right(value) and type(value) in (int, float)
+)
+
+
+wrong_step("impl.config:is_number", name="settings_of_any_real_number", doc="A number that no JSON can hold is taken for a setting.")(
+    lambda right, value: right(value) or (isinstance(value, Real) and not isinstance(value, int))
 )
 
 

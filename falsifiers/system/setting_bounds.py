@@ -6,6 +6,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -213,9 +214,12 @@ def _alike(trial: Trial, ask: Callable[[], Mapping[str, Any]], name: str, value:
 
 
 def _of_numpy(trial: Trial, ask: Callable[[Mapping[str, Any]], Mapping[str, Any]], name: str, values: Values) -> Iterator[Comparison]:
-    """A number of NumPy that is a float in Python too, as those of a range are, is taken where the float is."""
-    for value in (np.float64(value) for value in values.taken if isinstance(value, float)):
-        yield from _in_python(trial, partial(ask, {**values.beside, name: value}), name, value, taken=True)
+    """A number of NumPy that is a float in Python too, as those of a range are, is taken where the float is. One of another kind, of which
+    JSON has none, is refused, or is that float."""
+    for given in (value for value in values.taken if isinstance(value, float)):
+        yield from _in_python(trial, partial(ask, {**values.beside, name: np.float64(given)}), name, np.float64(given), taken=True)
+        for odd in (np.float32(given), Fraction(given)):
+            yield from _alike(trial, partial(ask, {**values.beside, name: odd}), name, odd, float(odd))
 
 
 def _listed_loosely(trial: Trial, odd: str) -> Iterator[Comparison]:
