@@ -7,6 +7,7 @@ import os
 import random
 import re
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -368,6 +369,17 @@ def ledger_lock_goes_with_the_last(release: Callable[..., Any], self: Any, entry
 wrong_step("impl.ledger:fcntl.flock", name="ledger_locked_by_its_process", doc="Threads of one process do not wait for each other.")(
     lambda _, file, how: fcntl.lockf(file, how)
 )
+
+
+@wrong_step("impl.ledger:fcntl.flock")
+def ledger_waits_with_patience(lock: Step, file: Any, how: int) -> None:
+    """Who has waited for the lock for a while goes on without it."""
+    for _ in range(2000):
+        try:
+            return lock(file, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.01)
+    return None
 
 
 @wrong_step("impl.ledger:Ledger._write")

@@ -109,7 +109,7 @@ def _card(rng: Generator) -> Card:
 
 def race_stays_within_capacity(trial: Trial) -> list[Comparison]:
     """Processes that reserve at once never hold more than the device has; each ends, some of them got memory, and nothing is left. Threads
-    of one process wait for each other too."""
+    of one process wait for each other too, for hours where they must."""
     fitting = int(trial.rng("race").integers(1, 3))
     room = fitting * GIB + GIB // 2
     context = multiprocessing.get_context("fork")

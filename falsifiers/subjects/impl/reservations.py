@@ -9,6 +9,7 @@ import random
 import re
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
@@ -35,6 +36,8 @@ from blackswan.impl.samples import Samples
 
 LONGEST, MOMENT = 5.0, 0.1
 """Seconds that another one is given to ask for the ledger's lock, and to get in."""
+HOUR = 3600.0
+"""Seconds by which the clock goes ahead, at once, where another one sleeps between two attempts to get in."""
 
 
 class _Reserved(BaseException):
@@ -178,9 +181,11 @@ class Ledger(Session):
         """The names of those that get into the ledger beside somebody: a process, and a thread of this one.
 
         Somebody waits for the ledger until another process has given that reservation back, and is then inside. Each of the two has a tenth
-        of a second to get in, from when it asks for the lock by flock or lockf, and five seconds to ask.
+        of a second to get in, from when it asks for the lock by flock or lockf, and five seconds to ask. By the clock of one that sleeps
+        meanwhile, each time for however little, it is an hour: it may give up then.
         """
         real, context, beside, who = io.open, multiprocessing.get_context("fork"), list[str](), threading.local()
+        rest, slept = time.sleep, list[float]()
         waits, released = context.Event(), context.Event()
         starts, asks, enters = ({name: context.Event() for name in ("process", "thread")} for _ in range(3))
 
@@ -192,6 +197,15 @@ class Ledger(Session):
                 waits.set()
                 released.wait(LONGEST)
             real(*arguments)
+
+        def sleep(seconds: float) -> None:
+            if getattr(who, "name", "") in asks:
+                slept.append(max(seconds, HOUR))
+            else:
+                rest(seconds)
+
+        def later(clock: Callable[[], float]) -> float:
+            return clock() + sum(slept)
 
         def inside(file: Any, *given: Any, **named: Any) -> Any:
             if isinstance(file, int) or Path(file) != self._book.folder / ledger.FILE or not hasattr(who, "name"):
@@ -214,12 +228,14 @@ class Ledger(Session):
         def enter(name: str) -> None:
             who.name = name
             starts[name].wait(4 * LONGEST)
-            self._book.entries()
+            with suppress(TimeoutError):
+                self._book.entries()
 
         who.name, thread = "owner", threading.Thread(target=enter, args=["thread"], daemon=True)
         process, holder = (context.Process(target=each, args=given, daemon=True) for each, given in ((enter, ["process"]), (give_back, [])))
         locks: dict[str, Any] = {each: partial(lock, getattr(fcntl, each)) for each in ("flock", "lockf")}
-        with mock.patch.multiple(fcntl, **locks), opening(inside):
+        clocks: dict[str, Any] = {each: partial(later, getattr(time, each)) for each in ("monotonic", "perf_counter", "time")}
+        with mock.patch.multiple(fcntl, **locks), mock.patch.multiple(time, sleep=sleep, **clocks), opening(inside):
             for other in (process, holder, thread):
                 other.start()
             self.reserved()
