@@ -184,6 +184,13 @@ def memory_of_other_cards_named(init: Step, self: Any, device: str, needed: int,
     init(self, device, needed, memory, reserved, holders.replace(")", f", process {os.getpid()}: 1.00 GiB)"))
 
 
+@wrong_step("impl.ledger:InsufficientMemory.__init__")
+def memory_of_a_process_named_once(init: Step, self: Any, device: str, needed: int, memory: Any, reserved: int, holders: str) -> None:
+    """Of several reservations of one process the refusal names the last one alone."""
+    last = dict(each.split(": ") for each in holders[2:-1].split(", ")) if holders else {}
+    init(self, device, needed, memory, reserved, f" ({', '.join(': '.join(each) for each in last.items())})")
+
+
 @wrong_step("impl.ledger:Reservation.__exit__")
 def ledger_of_failed_blocks_stays(leave: Step, self: Any, kind: Any = None, *given: Any) -> None:
     """A block that fails keeps its reservation."""

@@ -306,16 +306,20 @@ def _refused_in(trial: Trial, unit: int, shown: str, most: int) -> Iterator[Comp
     """Memory in that unit, and how a refusal shows it; so many units at most are missing."""
     rng = trial.rng("too little")
     total = int(rng.integers(40, 200))
-    free = int(rng.integers(total // 2 + 1, total))
-    others = int(rng.integers(*((1, total - free + 1) if trial.seed // 2 % 2 else (total - free + 1, free + 1))))
+    free = int(rng.integers(total // 2 + 1, total - 1))
+    others = int(rng.integers(*((2, total - free + 1) if trial.seed // 2 % 2 else (total - free + 1, free + 1))))
     available = min(free, total - others)
     needed, entered = available + int(rng.integers(1, most)), list[int]()
-    told = {count: shown.format(count) for count in (needed, available, free, total, others)}
+    one = int(rng.integers(1, others))  # of two reservations of one process
+    told = {count: shown.format(count) for count in (needed, available, free, total, others, one, others - one)}
     numbers = rf"\b{told[needed]} needed.*\b{told[available]} available.*\b{told[free]} of {told[total]}.*free"
-    numbers += rf".*\b{told[others]} .*reserved.*\(process {os.getpid()}: {told[others]}\)"
+    own = f"process {os.getpid()}:"
+    holders = [f"{own} {told[one]}, {own} {told[others - one]}", f"{own} {told[others - one]}, {own} {told[one]}", f"{own} {told[others]}"]
+    numbers += rf".*\b{told[others]} .*reserved.*\(({'|'.join(holders)})\)"
     at = 1 - trial.seed % 2
     with _ledger(trial, [Card(total * unit, free * unit)] * 2) as ledger:
-        ledger.acquire(at, others * unit)
+        ledger.acquire(at, one * unit)
+        ledger.acquire(at, (others - one) * unit)
         ledger.acquire(1 - at, unit)
         ask = partial(ledger.run, at, needed * unit, partial(entered.append, needed))
         yield trial.refuses("more than is available", ask, numbers, "InsufficientMemory")
