@@ -172,6 +172,9 @@ def device_of_foreign_digits(parse: Step, name: str) -> Any:
     return parse(f"{name[:-1]}{int(name[-1])}" if name[-1:].isdecimal() and name[-2:-1].isdecimal() else name)
 
 
+wrong_step(
+    "impl.device:_present", name="device_listed_by_its_driver", doc="A card that the driver lists counts, though CUDA cannot use it."
+)(lambda present, kind: torch.cuda.device_count() if kind == "cuda" else present(kind))
 wrong_steps("impl.device:MAX_INDEX", device_of_any_number=("A card may have any number up to 99.", lambda _: 99))
 
 

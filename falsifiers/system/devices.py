@@ -28,13 +28,14 @@ ALGORITHMS = 12
 
 
 def auto_alone_falls_back(trial: Trial) -> Iterator[Comparison]:
-    """On hosts with none to three cards every name of the grammar gives its device, or a refusal, with the right number of warnings."""
+    """On hosts with none to three cards every name of the grammar gives its device, or a refusal, with the right number of warnings. So it
+    is on one with two cards that CUDA cannot use, though its driver lists them."""
     yield trial.refuses(
         "a card of too large a number", partial(trial.devices.choose, f"cuda:{LARGEST_INDEX + 1}", {"cuda": 99}), "expected", "ValueError"
     )
-    for cards in range(4):
+    for cards, unusable in ((0, 0), (1, 0), (2, 0), (3, 0), (0, 2)):
         for name in ("cpu", "auto", "cuda", *(f"cuda:{index}" for index in (0, 1, 2, LARGEST_INDEX))):
-            label, ask = f"{name} with {cards} cards", partial(trial.devices.choose, name, {"cuda": cards})
+            label, ask = f"{name}, {cards} cards, {unusable} unusable", partial(trial.devices.choose, name, {"cuda": cards}, unusable)
             index, falls_back = int(name.partition(":")[2] or 0), name == "auto" and not cards
             if name.startswith("cuda") and index >= cards:
                 yield trial.refuses(label, ask, name, "DeviceUnavailable")

@@ -71,8 +71,11 @@ class Devices(Door):
         """The device of a name in the grammar cpu | auto | KIND | KIND:N."""
         return str(device.resolve_device(name))
 
-    def choose(self, name: str, present: Mapping[str, int]) -> Chosen:
-        """The device that a name gives on a host with so many devices of each kind: torch is made to say that they are there."""
+    def choose(self, name: str, present: Mapping[str, int], unusable: int = 0) -> Chosen:
+        """The device that a name gives on a host with so many devices of each kind: torch is made to say that they are there.
+
+        Of CUDA's cards its driver may list so many that CUDA cannot use, where it can use none.
+        """
         cards, others = present.get("cuda", 0) + present.get("hip", 0), [kind for kind in present if kind not in ("cuda", "hip")]
         other = others[0] if others else "cuda"
         with (
@@ -82,7 +85,7 @@ class Devices(Door):
             mock.patch("torch.accelerator.device_count", return_value=present.get(other, cards)),
             warnings.catch_warnings(record=True) as caught,
             mock.patch("torch.cuda.is_available", return_value=cards > 0),
-            mock.patch("torch.cuda.device_count", return_value=cards),
+            mock.patch("torch.cuda.device_count", return_value=cards or unusable),
         ):
             warnings.simplefilter("always")
             products = torch.backends.cuda.matmul
