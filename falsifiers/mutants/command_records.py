@@ -189,6 +189,15 @@ def metrics_cut_back_near_their_end(cut_back: Any, path: Path, *given: Any) -> N
         path.write_bytes(b"".join(lines[:-1000]) + path.read_bytes())
 
 
+@wrong_step("impl.metrics:cut_back")
+def metrics_end_at_the_first_later_line(cut_back: Any, path: Path, epoch: int, step: int | None) -> None:
+    """What stands behind the first step that is made again is dropped, whatever it is."""
+    if step is not None and path.exists():
+        before = path.read_bytes().partition(f'"step": {step},'.encode())[0]
+        path.write_bytes(before[: before.rfind(b"\n") + 1])
+    cut_back(path, epoch, step)
+
+
 @wrong_step("impl.metrics:_before")
 def metrics_lose_a_step(before: Any, line: str, epoch: int, step: int | None, where: str) -> bool:
     """The line before that of the step that a continuation begins with is lost."""

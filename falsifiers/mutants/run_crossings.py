@@ -226,6 +226,13 @@ wrong_step("impl.metrics:TensorBoard._open", name="board_hides_all_before", doc=
 )
 
 
+@wrong_step("impl.metrics:TensorBoard.__init__")
+def board_made_before_its_run(init: Any, board: Any, folder: Any) -> None:
+    """TensorBoard's folder is made at once, so that a new run finds it in its own folder and refuses that."""
+    folder.mkdir(parents=True, exist_ok=True)
+    init(board, folder)
+
+
 def _closed_at_the_end(kind: str) -> Callable[..., Any]:
     def over(right: Any, watch: Any, fit: Any) -> Any:
         shown = getattr(watch, kind)

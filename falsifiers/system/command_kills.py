@@ -140,17 +140,20 @@ def _told_too_early(lines: Sequence[Mapping[str, Any]], events: Sequence[str]) -
 
 
 def _foreign_line(trial: Trial, folder: Path, where: Sequence[str]) -> Iterator[Comparison]:
-    """A run does not go on where its metrics hold a line of something else, which stays; the message names file and line."""
-    rng, lines = trial.rng("foreign"), (folder / METRICS).read_text().splitlines(keepends=True)
-    for number, others in enumerate((["epoch 1", "{"], ['{"loss": 1.0}', '{"kind": "step", "epoch": 1}'], ["[1]", '"step"'])):
+    """A run does not go on where its metrics hold a line of something else, which stays; the message names file and line. So it is behind
+    a step that is to be made again too."""
+    rng, last = trial.rng("foreign"), timed_metrics(folder)[-1]
+    lines = [*(folder / METRICS).read_text().splitlines(keepends=True), json.dumps({**last, "step": last["step"] + 1}) + "\n"]
+    kinds = (["epoch 1", "{"], ['{"loss": 1.0}', '{"kind": "step", "epoch": 1}'], ["[1]", '"step"'])
+    for number, (others, at) in enumerate([*((each, 1) for each in kinds), (kinds[0], len(lines))]):
         copy, line = folder.with_name(f"foreign {number}"), str(rng.choice(others))
         shutil.copytree(folder, copy)
-        (copy / METRICS).write_text(f"{lines[0]}{line}\n{''.join(lines[1:])}")
+        (copy / METRICS).write_text("".join([*lines[:at], f"{line}\n", *lines[at:]]))
         before = (copy / METRICS).read_bytes()
         said = trial.commands.attempt("train", f"--output={copy}", "--resume", *where)
         yield from same(f"status of a run that goes on after the line {line}", 1, said.status)
-        if f"{METRICS}:2" not in said.err:
-            yield broken(f"message about the line {line}", "does not name it", f"{METRICS}:2", said.err[-300:])
+        if (place := f"{METRICS}:{at + 1}") not in said.err:
+            yield broken(f"message about the line {line}", "does not name it", place, said.err[-300:])
         yield from same(f"metrics with the line {line}", before, (copy / METRICS).read_bytes())
 
 

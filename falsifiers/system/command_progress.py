@@ -33,7 +33,7 @@ def progress_is_of_the_records(trial: Trial) -> list[Comparison]:
     """Each line about steps and epochs, and each number for TensorBoard, is that of the run's metrics.
 
     Elsewhere than on a terminal every so many steps have a line, on it every step has one, which the next one takes the place of. There
-    the run is interrupted in its first epoch, or in that one's last step, and goes on.
+    the run is interrupted in its first epoch, or in that one's last step, and goes on. The folder for TensorBoard may be in the run's own.
     """
     settings = {"multi_label": False, "batch_size": 1, "accumulation_steps": 2, "epochs": EPOCHS, "log_interval": 3, "backend": "torch"}
     with small(trial, "progress", settings) as problem:
@@ -54,7 +54,8 @@ def progress_is_of_the_records(trial: Trial) -> list[Comparison]:
         within = int(rng.integers(1, last))  # the run goes on with a step, or with the end of the epoch
         said_wide = int(rng.integers(20, 50))
         for step, columns, variable in ((within, COLUMNS, said_wide), (last, COLUMNS, 0), (within, 0, 0)):
-            found += _interrupted(trial, board, problem.folder / f"interrupted {step} {columns}", where, step, columns, variable)
+            run = problem.folder / f"interrupted {step} {columns}"
+            found += _interrupted(trial, board if columns else run / "board", run, where, step, columns, variable)
         found += [
             *_over(trial, problem.folder / f"interrupted {last} {COLUMNS}", board, where),
             *_of_no_loss(trial, problem, where),
