@@ -92,7 +92,8 @@ class TensorBoard:
     def close(self) -> None:
         """Writes what is left."""
         if self._writer is not None:
-            self._writer.close()
+            with naming(self._folder):
+                self._writer.close()
 
     def _open(self, step: int | None) -> Any:
         """The writer, made with the first record: nothing is written before; steps from an earlier run's later part are hidden."""

@@ -173,6 +173,24 @@ wrong_step("impl.metrics:naming", name="metrics_without_room_unnamed", doc="The 
 )
 
 
+@wrong_step("impl.metrics:TensorBoard.close")
+def board_without_room_passed_over(close: Step, board: Any) -> None:
+    """TensorBoard's last numbers are lost in silence where there is no room for them."""
+    with suppress(OSError):
+        close(board)
+
+
+@wrong_step("impl.commands.train:_Watch.over")
+def defects_of_a_run_are_its_errors(over: Step, watch: Any, fit: Step) -> Any:
+    """A defect in the middle of a run is told without its traceback, as if the run could go on."""
+    from blackswan.impl.commands import TrainingFailed
+
+    try:
+        return over(watch, fit)
+    except (LookupError, TypeError, AssertionError) as error:
+        raise TrainingFailed(f"{error} (after step {watch.steps})") from error
+
+
 @wrong_step("impl.training_state:write_atomically")
 def half_written_files_left(write: Any, path: Path, content: bytes) -> None:
     """A file that a full disk cut short stays beside the one that it was to replace."""

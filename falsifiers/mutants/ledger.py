@@ -379,7 +379,7 @@ wrong_step("impl.ledger:fcntl.flock", name="ledger_locked_by_its_process", doc="
 
 
 @wrong_step("impl.ledger:fcntl.flock")
-def ledger_waits_with_patience(lock: Step, file: Any, how: int) -> None:
+def ledger_waits_with_patience(lock: Step, file: Any, how: int) -> Any:
     """Who has waited for the lock for a while goes on without it."""
     for _ in range(2000):
         try:

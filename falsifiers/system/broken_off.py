@@ -91,6 +91,11 @@ def broken_off_commands_say_so(trial: Trial) -> Iterator[Comparison]:
         yield from _metrics_without_room(trial, train, run, problem.folder / "no room for a line")
         yield from _state_without_room(trial, train, run, problem.folder / "no room for a state")
         yield from _told_how_to_go_on(trial, train, run, rng)
+        for error in (KeyError("torn"), TypeError("torn"), AssertionError("torn")):
+            name, output = type(error).__name__, problem.folder / f"a {type(error).__name__}"
+            ask = partial(trial.commands.broken_off, problem.folder, error, SECOND_STEP, *train, f"--output={output}")
+            yield trial.refuses(f"a {name} of a run's second step", ask, "torn", name)
+        yield from _board_without_room(trial, train, problem.folder, rng)
         yield from _told_how_to_go_on(trial, pretrain, None, rng)
         reading = {
             "train": (*train, f"--output={problem.folder / 'new'}"),
@@ -187,6 +192,16 @@ def _told_how_to_go_on(trial: Trial, arguments: tuple[object, ...], whole: Path 
             trial.commands.run(*given, *(["--resume"] if "--resume" in said.err else []))
             if whole is not None:
                 yield from same(f"metrics of {name} after {error!r} in its flush {flush}", metrics(whole), metrics(output))
+
+
+def _board_without_room(trial: Trial, train: tuple[object, ...], folder: Path, rng: Generator) -> Iterator[Comparison]:
+    """Where TensorBoard's folder has no room at the end, a run that ended well has failed, and names it; after Ctrl-C that is said."""
+    full = OSError(code := int(rng.choice(DISK)), os.strerror(code))
+    for interrupt, status, words in ((None, 1, (full.strerror, "full board")), (2, 2, ("step 2", "--resume"))):
+        given = (*train, f"--output={folder / f'board {status}'}", f"--tensorboard={folder / 'full board'}")
+        said, _ = trial.commands.shown(*given, interrupt=interrupt, closing=full)
+        found = said.status, all(str(word) in said.err for word in words)
+        yield from same(f"status of a run whose TensorBoard ends by {full}, and whether that is named", (status, True), found)
 
 
 def _state_without_room(trial: Trial, train: tuple[object, ...], whole: Path, output: Path) -> Iterator[Comparison]:

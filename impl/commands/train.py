@@ -9,6 +9,7 @@ import dataclasses
 import math
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -178,7 +179,8 @@ class _Watch:
         finally:
             self.progress.close()
             if self.board is not None:
-                self.board.close()
+                with suppress(OSError) if sys.exc_info()[1] else nullcontext():  # what ended the run is told
+                    self.board.close()
 
     def _further(self) -> str:
         """What the user can do: --resume asks for a run that has begun."""

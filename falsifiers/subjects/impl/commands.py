@@ -126,6 +126,7 @@ class Commands(Door):
         pace: float = 1.0,
         board: bool = True,
         interrupt: int | None = None,
+        closing: OSError | None = None,
     ) -> tuple[Said, list[Noted]]:
         """A command whose standard error is a terminal of so many columns, 0 for none, and what it gives to TensorBoard, if that is there.
 
@@ -133,10 +134,10 @@ class Commands(Door):
         `variable`, 0 as where it says nothing.
 
         The clocks go ahead by `pace` seconds, or up to half as many more, whenever one is looked at, as in a step of a large model. Ctrl-C
-        comes when TensorBoard is given a number of the step `interrupt`.
+        comes when TensorBoard is given a number of the step `interrupt`, and the error `closing` when it writes what is left.
         """
         noted: list[Noted] = []
-        there = SimpleNamespace(SummaryWriter=partial(_Board, noted, interrupt)) if board else None
+        there = SimpleNamespace(SummaryWriter=partial(_Board, noted, interrupt, closing)) if board else None
         real = time.perf_counter
         ahead = accumulate(pace * (1 + place % 3 / 4) for place in count())
         usual = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -411,8 +412,10 @@ class _Terminal(io.StringIO):
 class _Board:
     """In the place of TensorBoard's writer."""
 
-    def __init__(self, noted: list[Noted], interrupt: int | None, folder: str, purge_step: int | None = None) -> None:
-        self._noted, self._interrupt = noted, interrupt
+    def __init__(
+        self, noted: list[Noted], interrupt: int | None, closing: OSError | None, folder: str, purge_step: int | None = None
+    ) -> None:
+        self._noted, self._interrupt, self._closing = noted, interrupt, closing
         noted.append((f"opened {folder}", NOTHING if purge_step is None else float(purge_step), 0))
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:
@@ -423,6 +426,8 @@ class _Board:
 
     def close(self) -> None:
         self._noted.append(("closed", 0.0, 0))
+        if self._closing is not None:
+            raise self._closing
 
 
 def _events(folder: str, purge_step: int | None = None) -> mock.Mock:
