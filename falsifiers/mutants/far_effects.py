@@ -287,6 +287,13 @@ def tokens_outlive_a_kill(init: Any, ids: Any, corpus: Path) -> None:
         init(ids, corpus)
 
 
+@wrong_step("impl.samples:_IdsOnDisk.__init__")
+def tokens_in_memory(init: Any, ids: Any, corpus: Path) -> None:
+    """The file of a corpus's tokens is one in memory, whatever folder there is for temporary files."""
+    with mock.patch("tempfile.TemporaryFile", lambda **how: os.fdopen(os.memfd_create("ids"), "r+b", **how)):
+        init(ids, corpus)
+
+
 @wrong_step("impl.corpus:_lines")
 def corpora_are_files(lines: Any, path: Path) -> Any:
     """A corpus that comes from a pipe by its name is said not to be there."""

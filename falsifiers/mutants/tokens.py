@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from blackswan.falsifiers.mutants.changes import of_result
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 
@@ -233,6 +235,13 @@ wrong_steps(
     batch_labels_of_the_next_sample=("Labels one sample off.", lambda batch: replace(batch, labels=batch.labels.roll(1, 0))),
     batch_multi_hot_in_integers=("Multi-hot labels are integers.", lambda batch: replace(batch, labels=batch.labels.long())),
 )
+
+
+@wrong_step("impl.samples:Samples.batch")
+def batch_labels_at_a_tuple(batch: Any, samples: Any, places: Any, *given: Any) -> Any:
+    """A tuple of places is one place in an array of as many dimensions."""
+    found = batch(samples, places, *given)
+    return replace(found, labels=torch.from_numpy(samples.targets[places])) if isinstance(places, tuple) else found
 
 
 @wrong_step("impl.tokens:CheckpointTokens.__init__")

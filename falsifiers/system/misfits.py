@@ -19,6 +19,8 @@ MOST = 10**7
 """Steps of a run: the rate of each is kept."""
 MANY = 3000
 """Samples of a corpus that is larger than others."""
+TURNS = 50
+"""So often others take the place of samples in memory, if the allocator gives it out again at all."""
 CALLS = ("accumulate", "train_batch", "evaluate", "forward_only")
 ERRORS = "ValueError|OverflowError"
 
@@ -52,6 +54,7 @@ def refuses_samples(trial: Trial) -> Iterator[Comparison]:
                 at, bad = _late_label(problem)
                 run = partial(trial.trainer.fit, with_samples(problem, part, bad), folder, Plan())
                 yield trial.refuses(f"a bad label of many samples, {part}, {several}", run, rf"sample {at + 1}\b", ERRORS)
+        yield from _in_the_place_of_others(trial, problem)
         nothing = replace(small_run(trial, epochs=1), training=Corpus([], []))
         yield trial.refuses("no sample, training", partial(trial.trainer.fit, nothing, folder, Plan()), "empty|no sample", "ValueError")
         size = int(rng.integers(1, 5))  # by which an epoch has more than one step: fewer epochs than MOST are too many
@@ -71,6 +74,17 @@ def refuses_samples(trial: Trial) -> Iterator[Comparison]:
         for every in (0, -1, 1.5, True):
             states = partial(trial.trainer.fit, problem, folder, Plan(save_every=every))  # type: ignore[arg-type]
             yield trial.refuses(f"states after {every} steps", states, "save_every", "ValueError")
+
+
+def _in_the_place_of_others(trial: Trial, problem: SmallRun) -> Iterator[Comparison]:
+    """A pipeline refuses a text that is too long also where its samples lie in memory where others lay that fitted."""
+    corpus, longest = problem.training, problem.settings["max_seq_len"]
+    mixed = Corpus([*corpus.rows, [1] * (longest + 1)], [*corpus.labels, corpus.labels[0]])
+    pipeline = trial.trainer.pipeline(replace(problem, training=mixed))
+    for turn in range(TURNS):
+        pipeline.forward_only([0])
+        ask = partial(pipeline.forward_only, [len(corpus.rows)])
+        yield trial.refuses(f"a text that is too long after one that fits, in turn {turn}", ask, "max_seq_len", ERRORS)
 
 
 def _late_label(problem: SmallRun) -> tuple[int, Corpus]:

@@ -211,7 +211,8 @@ def _large_ids(trial: Trial) -> Iterator[Comparison]:
         file.path.write_text("".join(json.dumps({"input": text, "label": place % 2}) + "\n" for place, text in enumerate(texts)))
         yield from same("large ids", rows, trial.corpora.read(file, Tokenizing(Path(folder), 16)).rows)
         yield from _padded(trial.corpora.batch(file, Tokenizing(Path(folder), 16), [0, 1, 2]), rows, "right")
-        yield from same("temporary files that a kill would leave", [], trial.corpora.left_by_a_kill(file, Tokenizing(Path(folder), 16)))
+        kept = trial.corpora.left_by_a_kill(file, Tokenizing(Path(folder), 16))
+        yield from same("temporary files that a kill would leave, and whether the ids are among such files", ([], True), kept)
 
 
 def _beyond_4_gib(trial: Trial) -> list[Comparison]:
@@ -308,8 +309,8 @@ def _statistics(prefix: str, found: Mapping[str, Any], lengths: Array, multi_hot
 def batches_are_padded_and_masked(trial: Trial) -> list[Comparison]:
     """Each row holds its ids on the side away from the padding, its mask is true there and nowhere else, and its label is its own.
 
-    The same from raw text. Ids that happen to equal the padding id are real tokens. Samples are named by a list, or by a range that leaves
-    some out or goes backwards.
+    The same from raw text. Ids that happen to equal the padding id are real tokens. Samples are named by a list, a tuple, an array, or by a
+    range that leaves some out or goes backwards.
     """
     rng = trial.rng("batch")
     multi_label, side = bool(rng.random() < 0.5), str(rng.choice(["left", "right"]))
@@ -317,7 +318,8 @@ def batches_are_padded_and_masked(trial: Trial) -> list[Comparison]:
         limit = _limit(rng, around)
         places: Sequence[int] = [0, *(int(i) for i in rng.permutation(len(corpus.texts))[: int(rng.integers(1, 6))])]
         every = range(len(corpus.texts))
-        places = [places, every[:: -1 - trial.seed % 2], every[1::2] or every][int(rng.integers(3))]
+        named: list[Any] = [places, every[:: -1 - trial.seed % 2], every[1::2] or every, tuple(places), np.asarray(places)]
+        places = named[int(rng.integers(len(named)))]
         found = trial.corpora.batch(corpus.file, Tokenizing(folder, limit, side), places)
         rows = [_kept(encode(corpus.texts[place]), limit, around, fill) for place in places]
     labels = np.asarray([corpus.expected_labels[place] for place in places], np.float32 if multi_label else np.int64)

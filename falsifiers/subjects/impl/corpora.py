@@ -65,6 +65,11 @@ class Corpora(Door):
         tokenizer = _tokens(tokenizing)
         found = _samples(corpus, tokenizer)
         found = found if places is None else found.select(places)
+        before = found.targets.copy()
+        with suppress(ValueError):  # where they can be changed, the statistics were asked of others before
+            found.targets[:] = before[0]
+            found.statistics()
+            found.targets[:] = before
         said = found.statistics()
         statistics = {name: getattr(said, name) for name in STATISTICS}
         return TokenRows(list(found.rows), _labels(found), statistics, tokenizer.fill, tokenizer.vocab, tokenizer.description)
@@ -219,11 +224,13 @@ class Corpora(Door):
         finally:
             tracemalloc.stop()
 
-    def left_by_a_kill(self, corpus: CorpusFile, tokenizing: Tokenizing) -> list[str]:
-        """Returns the names that temporary files have while the token ids of a corpus are held."""
+    def left_by_a_kill(self, corpus: CorpusFile, tokenizing: Tokenizing) -> tuple[list[str], bool]:
+        """Returns the names that temporary files have while the token ids of a corpus are held, and whether one without a name is among
+        them on the disk."""
         with tempfile.TemporaryDirectory() as folder, mock.patch.object(tempfile, "tempdir", folder):
             held = _samples(corpus, _tokens(tokenizing))
-            return sorted(each.name for each in Path(folder).iterdir()) if len(held) else []
+            left = sorted(each.name for each in Path(folder).iterdir()) if len(held) else []
+            return left, any(file.startswith(os.path.realpath(folder)) for file in _without_a_name())
 
     def elsewhere(self, call: str, *given: Any) -> Any:
         """What a call of this door answers in another process, where sets have another order."""
