@@ -8,6 +8,7 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any
 
+import numpy as np
 from yaml import Node, ScalarNode, SequenceNode, compose_all
 from yaml.reader import ReaderError
 
@@ -224,6 +225,12 @@ wrong_step("impl.settings:_entries", name="settings_of_the_last_line", doc="The 
 wrong_step("impl.config:is_number", name="settings_of_numpy_refused", doc="A number of NumPy that is a float is no number.")(
     lambda right, value: right(value) and type(value) in (int, float)
 )
+wrong_step("impl.config:is_number", name="settings_keep_narrow_numbers", doc="A float of NumPy that JSON cannot hold stays what it is.")(
+    lambda right, value: right(value) or isinstance(value, np.floating)
+)
+wrong_step(
+    "impl.config:require_count", name="settings_keep_counts_of_numpy", doc="An integer of NumPy that JSON cannot hold stays what it is."
+)(lambda right, name, value: right(name, int(value) if isinstance(value, np.integer) else value))
 
 
 wrong_step("impl.config:is_number", name="settings_of_any_real_number", doc="A number that no JSON can hold is taken for a setting.")(

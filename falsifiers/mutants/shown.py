@@ -139,6 +139,14 @@ def board_counts_from_zero(step: Any, board: Any, record: Any) -> None:
     step(board, replace(record, step=record.step - 1))
 
 
+@wrong_step("impl.metrics:TensorBoard.step")
+def board_of_other_names(step: Any, board: Any, record: Any) -> None:
+    """The numbers of a step have other names than in earlier runs, whose curves end where this one begins."""
+    add = (writer := board._open(record.step)).add_scalar
+    with mock.patch.object(writer, "add_scalar", lambda tag, *given: add(tag.replace("train/", "step/"), *given)):
+        step(board, record)
+
+
 @wrong_step("impl.metrics:TensorBoard.epoch")
 def board_without_validation(epoch: Any, board: Any, record: Any) -> None:
     """TensorBoard is not given what validation found."""

@@ -212,16 +212,17 @@ def _on_a_terminal(lines: Lines, total: int, err: str, message: str, fixed: int)
 
 
 def _on_a_board(folder: Path, lines: Lines, noted: Sequence[tuple[str, float, int]]) -> Iterator[Comparison]:
-    """Each number of a step and of an epoch once, at its number; what an earlier one showed from this run's first step on is hidden."""
+    """Each number of a step and of an epoch once, at its number, by the name that earlier runs gave it; what an earlier one
+    showed from this run's first step on is hidden."""
     expected = []
     for line in lines:
-        names = ["loss", "accuracy", "gradient_norm", "learning_rate"]
+        group, names = "train", ["loss", "accuracy", "gradient_norm", "learning_rate"]
         if line["kind"] == "epoch":
-            names = ["train_loss", "validation_loss", "validation_accuracy"]
-        expected += [(name, line[name], line.get("step", line["epoch"])) for name in names]
+            group, names = "epoch", ["train_loss", "validation_loss", "validation_accuracy"]
+        expected += [(f"{group}/{name}", line[name], line.get("step", line["epoch"])) for name in names]
         if line["kind"] == "step":
-            expected.append(("samples_per_second", line["samples"] / line["seconds"], line["step"]))
+            expected.append((f"{group}/samples_per_second", line["samples"] / line["seconds"], line["step"]))
     opened, *scalars, closed = noted or [("", 0.0, 0)] * 2
     first = float(lines[0].get("step", NOTHING))  # where the end of an epoch comes first, no step after it was ever shown
     yield from same("opening and closing of TensorBoard", (f"opened {folder}", first, "closed"), (*opened[:2], closed[0]))
-    yield from same("numbers for TensorBoard", sorted(expected), sorted((tag.rpartition("/")[2], *rest) for tag, *rest in scalars))
+    yield from same("numbers for TensorBoard", sorted(expected), sorted(scalars))

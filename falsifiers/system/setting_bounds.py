@@ -215,11 +215,13 @@ def _alike(trial: Trial, ask: Callable[[], Mapping[str, Any]], name: str, value:
 
 def _of_numpy(trial: Trial, ask: Callable[[Mapping[str, Any]], Mapping[str, Any]], name: str, values: Values) -> Iterator[Comparison]:
     """A number of NumPy that is a float in Python too, as those of a range are, is taken where the float is. One of another kind, of which
-    JSON has none, is refused, or is that float."""
+    JSON has none, is refused, or is Python's."""
     for given in (value for value in values.taken if isinstance(value, float)):
         yield from _in_python(trial, partial(ask, {**values.beside, name: np.float64(given)}), name, np.float64(given), taken=True)
         for odd in (np.float32(given), Fraction(given)):
             yield from _alike(trial, partial(ask, {**values.beside, name: odd}), name, odd, float(odd))
+    for whole in (value for value in values.taken if isinstance(value, int) and not isinstance(value, bool)):
+        yield from _alike(trial, partial(ask, {**values.beside, name: np.int64(whole)}), name, np.int64(whole), whole)
 
 
 def _listed_loosely(trial: Trial, odd: str) -> Iterator[Comparison]:
