@@ -282,6 +282,15 @@ def rights_asked_for_late(require: Any, folder: Path) -> None:
         require(folder)
 
 
+@wrong_step("impl.commands.train:require_place")
+def place_is_tried(require: Any, folder: Path) -> None:
+    """Whether a folder can be made is tried, and those above it, which were made too, stay."""
+    require(folder)
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        folder.rmdir()
+
+
 wrong_step("impl.__main__:_parsed", name="words_passed_over", doc="Words that are no option of a command are passed over.")(
     lambda _, arguments, prog: parser(prog).parse_known_args(arguments)[0]
 )

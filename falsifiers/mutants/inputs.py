@@ -249,6 +249,9 @@ wrong_steps(
         lambda bad_input, text: bad_input(text.partition(" (the settings are")[0]),
     ),
 )
+wrong_step("impl.commands.train:_is_about_labels", name="labels_by_the_name_of_a_file", doc="A file named labels is all about labels.")(
+    lambda _, error, *__: "label" in str(error)
+)
 wrong_steps(
     "impl.tokens:_FLAGS",
     tokens_as_single_words=("How a token is found inside words is not compared.", lambda flags: flags[:2]),

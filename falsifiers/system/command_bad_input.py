@@ -89,7 +89,7 @@ def bad_input_is_refused(trial: Trial) -> Iterator[Comparison]:
         edited = {f"train, resumed as another run {name}": ((*resumed, f"--corpus={path}"), "data.") for name, path in corpora.items()}
         renumbered = f"--model={problem.folder / 'exchanged tokens'}"
         edited["train, resumed as another run with tokens exchanged"] = ((*resumed, renumbered), "data.")
-        before = content(problem.folder)
+        before = _content(problem.folder)
         for name, (arguments, message) in {**_unusable(problem, where, corpus, run), **edited}.items():
             said = trial.commands.attempt(*arguments, stdin=None if "no standard input" in name else UNUSABLE["latin"])
             yield from same(f"status of {name}", 4, said.status)
@@ -97,9 +97,15 @@ def bad_input_is_refused(trial: Trial) -> Iterator[Comparison]:
                 yield from same(f"what {name} prints", "", said.out)
             if message not in said.err:
                 yield broken(f"message of {name}", "names something else", message, said.err[-300:])
-            after = content(problem.folder)
-            yield from same(f"files that {name} changes", [], sorted(file for file, _ in after.items() ^ before.items()))
+            after = _content(problem.folder)
+            yield from same(f"files and folders that {name} changes", [], sorted(file for file, _ in after.items() ^ before.items()))
             before = after
+        (torn := problem.folder / "labels.jsonl").write_bytes(UNUSABLE["bad.jsonl"].replace(b"2}", b""))
+        said = trial.commands.attempt("train", *where, f"--corpus={torn}", f"--output={problem.folder / 'new'}")
+        found = said.status, "labels.jsonl:2" in said.err, "--num-classes" in said.err
+        yield from same(
+            "status of train on a torn file of labels, and whether it and settings of labels are named", (4, True, False), found
+        )
         positions = json.loads((problem.base / MODEL_CONFIG).read_text())["max_position_embeddings"]
         trial.commands.run("summary", where[0], f"--max-seq-len={positions}")
         said = trial.commands.overtaken(run, late := problem.folder / "overtaken", "train", *where, "--lora-rank=7")
@@ -136,6 +142,11 @@ def bad_input_is_refused(trial: Trial) -> Iterator[Comparison]:
         yield from _environments(
             trial, ("train", *where, f"--corpus={problem.folder / 'none.jsonl'}", f"--output={problem.folder / 'new'}")
         )
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    """Every file in a folder, and every folder as one that has nothing."""
+    return content(folder) | {f"{path.relative_to(folder)}/": b"" for path in folder.rglob("*") if path.is_dir()}
 
 
 def _without_rights(trial: Trial, problem: Small, model: str) -> Iterator[Comparison]:
@@ -264,6 +275,10 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "train on a label that no class has": ((*train, f"--corpus={folder / 'bad.jsonl'}"), "bad.jsonl:2: label is 2"),
         "train on a label beyond the setting": ((*train, f"--corpus={folder / 'bad.jsonl'}"), "--num-classes 2, --no-multi-label"),
         "train on a file with a mark": ((*train, f"--corpus={folder / 'marked.jsonl'}"), "marked.jsonl:1"),
+        "train on no corpus into folders that are not there": (
+            ("train", *where, f"--corpus={folder / 'none.jsonl'}", f"--output={folder / 'not' / 'there' / 'new'}"),
+            "none.jsonl",
+        ),
         "train on no corpus": ((*train, f"--corpus={folder / 'none.jsonl'}"), "none.jsonl"),
         "train with an unknown setting": ((*train, "--lora-rnk=2"), "--lora-rank"),
         "train with an unknown setting of a long value": ((*train, "--lora-tragets=q_proj,v_proj,o_proj"), "nearest is --lora-targets"),

@@ -228,7 +228,7 @@ def _samples(options: argparse.Namespace, config: "ClassifyConfig", group: "Grou
         kinds = (config.num_classes, config.multi_label)
         samples, *apart = (read_samples(path, tokens, *kinds, reading(path, stream)) for path in paths)
     except ValueError as error:
-        if "label" not in str(error):
+        if not _is_about_labels(error, paths):
             raise
         kind = "--multi-label" if config.multi_label else "--no-multi-label"
         raise BadInput(f"{error} (the settings are --num-classes {config.num_classes}, {kind})") from None
@@ -236,6 +236,14 @@ def _samples(options: argparse.Namespace, config: "ClassifyConfig", group: "Grou
     if validation is None and config.early_stop_patience is not None:
         raise BadInput("early_stop_patience waits for a better validation loss: it needs --validation or a validation_fraction above 0")
     return train, validation
+
+
+def _is_about_labels(error: ValueError, paths: list[Path]) -> bool:
+    """Whether the error speaks of a label, and not only the name of the file that it begins with."""
+    said = str(error)
+    for path in paths:
+        said = said.removeprefix(str(path))
+    return "label" in said
 
 
 def _with_weights(config: "ClassifyConfig", train: "Samples") -> "ClassifyConfig":
