@@ -22,7 +22,8 @@ import torch
 from blackswan.impl.folder import naming
 
 FOLDER_VARIABLE = "BLACKSWAN_LEDGER"
-"""Names the folder of the ledger. Without it, a folder of the user's own among the temporary ones: name one for all users of a host."""
+"""Names the folder of the ledger. Without it, a folder of the user's own among the temporary ones: name one for all users of a host,
+which is not sticky, as /tmp is: there nobody may put a file in the place of another user's."""
 FILE, LOCK = "ledger.json", "ledger.lock"
 
 
@@ -197,9 +198,20 @@ def process_start(pid: int) -> str | None:
         # The name, in parentheses, may hold any bytes: the fields are counted from its end (proc(5)).
         values = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
+        _require_gone(pid)
         return None
     state, start = values[0], values[19]
     return None if state in "ZX" else f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{start}"
+
+
+def _require_gone(pid: int) -> None:
+    """Raises a PermissionError where /proc hides a living process, as it does those of other users where it is mounted with hidepid."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError as error:
+        raise PermissionError(error.errno, f"{error.strerror}, though it lives", f"/proc/{pid}") from None
+    except (ProcessLookupError, OverflowError):
+        return
 
 
 def size(count: int) -> str:

@@ -10,7 +10,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -196,6 +196,18 @@ def ledger_of_failed_blocks_stays(leave: Step, self: Any, kind: Any = None, *giv
     """A block that fails keeps its reservation."""
     if kind is None:
         leave(self, kind, *given)
+
+
+@wrong_step("impl.ledger:Reservation.__exit__")
+def ledger_of_ended_blocks_stays_in_silence(leave: Step, self: Any, *given: Any) -> None:
+    """What a block had reserved stays where the ledger cannot be written at its end, and nobody is told."""
+    with suppress(OSError):
+        leave(self, *given)
+
+
+wrong_step(
+    "impl.ledger:_require_gone", name="ledger_takes_the_hidden_for_gone", doc="A holder that /proc hides is taken for one that is gone."
+)(lambda *_: None)
 
 
 @wrong_step("impl.ledger:Ledger._write")

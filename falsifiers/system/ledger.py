@@ -200,6 +200,8 @@ def _of_a_living_one_unseen(trial: Trial, ledger: "Ledger", count: int) -> Itera
         ask = partial(ledger.unseen, OSError(code, os.strerror(code)))
         yield trial.refuses(f"a holder that cannot be looked at: {errno.errorcode[code]}", ask, re.escape(os.strerror(code)), "OSError")
         yield from same("of a holder that could not be looked at", [count], ledger.reserved())
+    yield trial.refuses("another user's holder that the system does not show", ledger.hidden, "permitted|process", "OSError")
+    yield from same("of a holder that the system did not show", [count], ledger.reserved())
 
 
 def _of_no_ledger(trial: Trial) -> list[Comparison]:
@@ -245,6 +247,11 @@ def _of_no_file(trial: Trial) -> list[Comparison]:
         found += same("where nothing could be written", [MIB], ledger.reserved())
         ledger.acquire(0, MIB)
         found += same("after nothing could be written", [2 * MIB], ledger.reserved())
+        try:
+            ask = partial(ledger.run, 0, MIB, partial(resource.setrlimit, resource.RLIMIT_FSIZE, (0, limit[1])))
+            found.append(trial.refuses("a block at whose end nothing can be written", ask, "ledger", "OSError"))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         (file := Path(folder) / "ledger.json").unlink()
         file.symlink_to(file.name)
         found.append(trial.refuses("a file that cannot be read", partial(ledger.acquire, 0, MIB), "ledger", "OSError"))

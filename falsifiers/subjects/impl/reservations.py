@@ -1,5 +1,6 @@
 """Memory of devices as `impl` reserves it: the ledger of a host, and what the command `train` reserves there."""
 
+import errno
 import fcntl
 import io
 import json
@@ -261,6 +262,18 @@ class Ledger(Session):
             else:
                 entry["started"] = f"{boot}{slash}1{start}"
         path.write_text(json.dumps(entries))
+
+    def hidden(self) -> list[int]:
+        """As `reserved`, where the system shows no file of a holder, whom another user has started."""
+        real, absent, others = io.open, os.strerror(errno.ENOENT), PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+        def opened(file: Any, *given: Any, **named: Any) -> Any:
+            if re.fullmatch(r"/proc/\d+/\w+", str(file)):
+                raise FileNotFoundError(errno.ENOENT, absent, str(file))
+            return real(file, *given, **named)
+
+        with opening(opened), mock.patch.object(os, "kill", side_effect=others):
+            return self.reserved()
 
     def unseen(self, error: OSError) -> list[int]:
         """As `reserved`, while each holder's file in /proc was opened, and cannot be read for that reason, as where the holder ends."""
