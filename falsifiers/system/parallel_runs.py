@@ -63,11 +63,12 @@ def killed_run_resumes(trial: Trial) -> list[Comparison]:
     other one for that reason; the run is resumed and ends.
 
     Against a run that was not interrupted: every tensor on every worker, and the samples of every step that counts. In that run every
-    epoch takes each sample once; at most the steps since the last state are made again. So it is where one worker alone goes on.
+    epoch takes each sample once, though one worker begins later than the other one; at most the steps since the last state are made again.
+    So it is where one worker alone goes on.
     """
     problem, plan = _problem(trial), Plan(processes=WORKERS, save_every=SAVE_EVERY)
     with tempfile.TemporaryDirectory() as parent:
-        whole = trial.trainer.fit(problem, Path(parent) / "whole", plan)
+        whole = trial.trainer.fit(problem, Path(parent) / "whole", replace(plan, behind=True))
         if failed := _failures("whole run", whole):
             return failed
         kill, folder = _kill(trial, whole), Path(parent) / "killed"

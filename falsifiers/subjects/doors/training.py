@@ -73,7 +73,8 @@ class Plan:
     folder is named from the one around it, which the program leaves after the first step, where it is `leaving`. The system takes
     `at_most` so many bytes of what a call writes, and `slowly` what another thread than that of the steps writes. Before the
     model goes on, `a label` of the same samples or `a weight` of its base is another one, as `edited` says. Where the run is in this
-    process, `default` is torch's default dtype, and where it is `elsewhere` its default device holds no numbers.
+    process, `default` is torch's default dtype, and where it is `elsewhere` its default device holds no numbers. The last worker is
+    `behind`: up to the first state it goes on only when the first one waits for it.
     """
 
     resume: bool = False
@@ -97,6 +98,7 @@ class Plan:
     edited: str = ""
     default: str = "float32"
     elsewhere: bool = False
+    behind: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,12 @@
 """The events of a process at which a kill could hurt: what it does to the files of a folder, and what else is told to it."""
 
+import itertools
 import os
 import re
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,9 @@ from unittest import mock
 
 _RANDOM = re.compile(r"\.[A-Za-z0-9_]{8}(?=$|/)")
 """This part makes the name of a temporary file its own."""
+
+STATE, PATIENCE = Path("state", "state.safetensors"), 5.0
+"""The file of a run's state, and the seconds after which a worker that is behind goes on all the same."""
 
 Event = Callable[[str], None]
 
@@ -99,3 +104,20 @@ def sums(group: Any, event: Event) -> None:
         return total
 
     group.sum = summed
+
+
+def behind(group: Any, folder: Path) -> None:
+    """The last worker goes on after a gather only when the first one has begun the next, or has written the first state of its run."""
+    gather, numbers = group.gather, itertools.count()
+
+    def gathered(tensor: Any) -> Any:
+        at = next(numbers)
+        begun, following = (folder.with_name(f"{folder.name}, gather {number}") for number in (at, at + 1))
+        if group.rank == 0:
+            begun.touch()
+        rows, end = gather(tensor), time.monotonic() + PATIENCE
+        while group.rank == group.size - 1 and not (following.exists() or (folder / STATE).exists() or time.monotonic() > end):
+            time.sleep(0.001)
+        return rows
+
+    group.gather = gathered

@@ -30,7 +30,7 @@ from blackswan.falsifiers.subjects.doors import training as told
 from blackswan.falsifiers.subjects.doors.training import Epoch, Fault, Kept, Plan, Problem, Raised, Read, Run, State, Step, Steps
 from blackswan.falsifiers.subjects.impl import Door, parallel_steps
 from blackswan.falsifiers.subjects.impl.files import writing
-from blackswan.falsifiers.subjects.impl.kill_points import Copies, KillPoints, file_events, sums
+from blackswan.falsifiers.subjects.impl.kill_points import Copies, KillPoints, behind, file_events, sums
 from blackswan.falsifiers.subjects.impl.misuse import misuses
 from blackswan.falsifiers.subjects.impl.pipelines import Pipeline, left_of
 from blackswan.falsifiers.subjects.impl.slow_disk import slow, until_the_next_step
@@ -238,6 +238,8 @@ def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, pla
         file_events(folder, event)
         if group.size > 1:
             sums(group, event)
+        if plan.behind:
+            behind(group, folder)
     train = _samples(problem, problem.training)
     validation = None if problem.validation is None else _samples(problem, problem.validation)
     if plan.before is not None:
