@@ -278,9 +278,9 @@ class Memory(Door):
 
     def taken_by_a_sum(self, workers: int, count: int) -> float:
         """What is allocated at the peak while so many workers sum a vector of so many numbers, in vectors; nothing is exchanged."""
-        place = torch.device("meta")
-        exchanges: dict[str, Any] = dict.fromkeys(("all_gather", "all_gather_into_tensor"), lambda *_, **__: None)
-        with mock.patch.multiple(distributed, get_rank=lambda: 0, get_world_size=lambda: workers, **exchanges):
+        place, feigned = torch.device("meta"), dict[str, Any]({"get_rank": lambda: 0, "get_world_size": lambda: workers})
+        feigned |= dict.fromkeys(("all_gather", "all_gather_into_tensor"), lambda *_, **__: None)
+        with mock.patch.multiple(distributed, **feigned):
             vector, summing = torch.empty(count, device=place), group.DistributedGroup(place)
             with allocations.Allocations(place.type) as taken:
                 summing.sum(vector)
