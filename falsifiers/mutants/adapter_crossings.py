@@ -206,6 +206,10 @@ wrong_steps(
         "An adapter of PEFT's is refused, which has no blackswan.json.",
         lambda *_: True,
     ),
+    adapter_of_an_earlier_peft_refused=(
+        "An adapter of an earlier version of PEFT, which has fewer keys, is taken for one whose blackswan.json is missing.",
+        lambda own, folder, values: own(folder, values) or len(values) < 20,
+    ),
 )
 
 

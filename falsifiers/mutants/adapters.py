@@ -151,6 +151,14 @@ def adapter_saved_modules_of_a_set(refuse: Step, self: Any) -> None:
     refuse(self)
 
 
+@wrong_step("impl.adapter:_PeftConfig.refuse_unsupported")
+def adapter_saved_modules_named_twice_refused(refuse: Step, self: Any) -> None:
+    """An adapter is refused of which PEFT names the head twice, because its user has named it too."""
+    refuse(self)
+    if len(saved := self.values["modules_to_save"]) != len(set(saved)):
+        raise self._error("modules_to_save", "['score']")
+
+
 @wrong_step("impl.adapter:_PeftConfig.alpha")
 def adapter_alpha_converted_first(alpha: Step, self: Any) -> Any:
     """A whole number for alpha is converted before its bound is looked at, which ends in an OverflowError."""

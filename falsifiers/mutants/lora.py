@@ -151,6 +151,11 @@ def lora_initial_of_32_bits(seeded: Any, seed: int) -> Any:
     return seeded(seed % 2**32)
 
 
+wrong_step("impl.classifier:seeded", name="lora_initial_of_hashed_seeds", doc="A seed draws other numbers than in earlier versions.")(
+    lambda seeded, seed: seeded(int(np.random.SeedSequence(seed).generate_state(1)[0]))
+)
+
+
 @wrong_step("impl.classifier:seeded")
 def lora_initial_of_the_first_long_seed(seeded: Any, seed: int) -> Any:
     """The smallest seed that 32 bits do not hold starts as the seed 0 does."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
@@ -51,6 +52,9 @@ def lm_loss_without_pairs_between_parts(choose: Step, operation: str, arguments:
 
 wrong_step("impl.decoder:seeded", name="random_weights_of_32_bits", doc="Random weights of seeds that differ above 32 bits are the same.")(
     lambda seeded, seed: seeded(seed % 2**32)
+)
+wrong_step("impl.decoder:seeded", name="random_weights_of_hashed_seeds", doc="Random weights of a seed are not those of earlier versions.")(
+    lambda seeded, seed: seeded(int(np.random.SeedSequence(seed).generate_state(1)[0]))
 )
 wrong_step("impl.decoder:seeded", name="random_weights_seed_everybody", doc="Random weights seed the numbers that the process shares.")(
     lambda seeded, seed: torch.manual_seed(seeded(seed).initial_seed())

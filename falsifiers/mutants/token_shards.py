@@ -318,3 +318,13 @@ wrong_step("impl.token_shards:_pieces", name="token_shards_all_before_the_first"
 wrong_step("impl.token_shards:_checked", name="token_ids_cut_to_integers", doc="Tokens that are no integers are cut to some.")(
     lambda checked, documents, vocab: checked(([int(token) for token in document] for document in documents), vocab)
 )
+
+
+@wrong_step("impl.token_shards:write_shards")
+def shards_fail_behind_the_last_document(write: Any, folder: Path, documents: Any, vocab: int, *given: Any) -> Any:
+    """That a shard could not be written is told when there are no more documents."""
+    try:
+        return write(folder, (taken := iter(documents)), vocab, *given)
+    except OSError:
+        list(taken)
+        raise

@@ -2,7 +2,7 @@
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -37,6 +37,15 @@ PEFT_DEFAULTS: dict[str, Any] = {
     **{"lora_dropout": 0.05, "megatron_core": "megatron.core", "peft_version": "0.21.2", "qalora_group_size": 16},
 }
 """PEFT 0.21 writes these keys besides those of the adapter itself."""
+
+OF_EARLIER_PEFT = frozenset(
+    (
+        *("auto_mapping", "base_model_name_or_path", "bias", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern"),
+        *("layers_to_transform", "lora_alpha", "lora_dropout", "modules_to_save", "peft_type", "r", "revision", "target_modules"),
+        "task_type",
+    )
+)
+"""PEFT 0.4 writes no other keys."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +84,20 @@ class Model:
         return folder
 
     def write_peft(
-        self, folder: Path, dtypes: Mapping[str, Any] | None = None, head_bias: bool = True, parts: int = 1, **said: Any
+        self,
+        folder: Path,
+        dtypes: Mapping[str, Any] | None = None,
+        head_bias: bool = True,
+        parts: int = 1,
+        known: Collection[str] | None = None,
+        **said: Any,
     ) -> Path:
         """An adapter as PEFT writes it, its targets by so many last parts of their paths or, for 0, all, each tensor in its own of `dtypes`
         or all in float32.
 
         PEFT has no head bias where the model has none.
 
-        `said` are other values of keys of its configuration.
+        `said` are other values of keys of its configuration, which has those alone that are `known`, or all.
         """
         folder.mkdir(parents=True)
         chosen = {name: value for name, value in self.trainable.items() if head_bias or name != "score.bias"}
@@ -94,7 +109,8 @@ class Model:
         own |= {"r": self.scalars["rank"], "lora_alpha": self.scalars["alpha"], "base_model_name_or_path": "a/model"}
         adapted = [path.split(".") for path in projections(self) if path.endswith(target_modules(self))]
         own["target_modules"] = sorted({".".join(path[-parts:]) for path in adapted})
-        (folder / ADAPTER_CONFIG).write_text(json.dumps(PEFT_DEFAULTS | own | said))
+        written = {key: value for key, value in (PEFT_DEFAULTS | own | said).items() if known is None or key in known}
+        (folder / ADAPTER_CONFIG).write_text(json.dumps(written))
         return folder
 
 

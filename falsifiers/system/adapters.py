@@ -31,6 +31,7 @@ from blackswan.falsifiers.system.adapter_files import (
     BESIDE,
     CONFIG,
     HEAD,
+    OF_EARLIER_PEFT,
     PREFIX,
     WEIGHTS,
     Model,
@@ -65,7 +66,7 @@ PEFT_KEYS = {
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "init_lora_weights": (True, False, "gaussian", "orthogonal"),
     "task_type": ("SEQ_CLS", None),
-    "modules_to_save": (["score"], ["classifier", "score"]),
+    "modules_to_save": (["score"], ["classifier", "score"], ["score", "classifier", "score"]),
     "revision": (None, "main"),
     "lora_dropout": (0.0, 0.1),
     "inference_mode": (True, False),
@@ -264,8 +265,8 @@ def has_pt_metadata(file: Path) -> list[Comparison]:
 
 def adapter_arrives_exactly(trial: Trial) -> list[Comparison]:
     """An adapter written as PEFT writes it, in any float dtypes, its targets by names, paths or their last parts, with or without a head
-    bias, with whatever start or place of training that changes nothing, arrives with tensors and settings, and stays as it is when its
-    file is written over; training goes on in float32 or float64."""
+    bias, by an early version of PEFT too, with whatever start or place of training that changes nothing, arrives with tensors and
+    settings, and stays as it is when its file is written over; training goes on in float32 or float64."""
     rng = trial.rng("model")
     rank = {"rank": int(rng.integers(257, 600))} if trial.seed % 4 == 0 else {}
     model = generated(rng, trial.seed, "float32", nf4=False, pooling="last", **rank)
@@ -274,7 +275,8 @@ def adapter_arrives_exactly(trial: Trial) -> list[Comparison]:
     model.trainable[factor][:] = 5e4 if dtypes[factor] == np.float16 else 2e38  # their sum is infinite in 16 and in 32 bits
     with tempfile.TemporaryDirectory() as folder:
         neutral = {key: values[int(rng.integers(len(values)))] for key, values in NEUTRAL.items()}
-        written = model.write_peft(Path(folder) / "peft", dtypes, head_bias, parts=int(rng.integers(3)), **neutral)
+        known = OF_EARLIER_PEFT if trial.seed % 3 == 0 else None
+        written = model.write_peft(Path(folder) / "peft", dtypes, head_bias, parts=int(rng.integers(3)), known=known, **neutral)
         default = str(rng.choice(["meta", "cpu"]))
         found = trial.files.load_adapter(written, base := model.write_checkpoint(Path(folder) / "base"), default)
         own = str(rng.choice(["float32", "bfloat16", "float64"]))

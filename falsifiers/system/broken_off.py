@@ -27,6 +27,9 @@ LARGE = 1 << 22
 """Bytes, more than any other file of a small run has."""
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
 """A defect of a kernel, which speaks of memory and is no lack of it."""
+BLOCK = 4096
+"""Bytes that C's library keeps back until a file is closed, when nobody may ask whether they had room."""
+TEMPLATE = "chat_template.jinja"
 FULL = Path("/dev/full")
 """A file to which nothing can be written: its disk is full."""
 SPECIAL = {"eos_token_id": [1, 3], "pad_token_id": 0}
@@ -78,6 +81,10 @@ def broken_off_commands_say_so(trial: Trial) -> Iterator[Comparison]:
             yield from same(f"files that {name} leaves after Ctrl-C", sorted(before), sorted(content(problem.folder)))
             if name != "tokenize":  # whose files are small
                 yield from _without_room(trial, name, problem.folder, FEW, (*arguments, f"--output={new}"), str(new))
+                (problem.base / TEMPLATE).write_text(" " * 2 * LARGE)
+                yield from _without_room(trial, f"{name} with {TEMPLATE}", problem.folder, LARGE, (*arguments, f"--output={new}"), str(new))
+                (problem.base / TEMPLATE).unlink()
+        yield from _shards_without_room(trial, problem, rng)
         pretrain = ("pretrain", f"--model={problem.base}", f"--tokens={tokens}", "--seq=6", "--batch=2", "--save-every=1", "--epochs=2")
         at = 2 * int(rng.integers(1, 5)) + 1  # the flush of a state's content; that of its name is the next one
         yield from _full(trial, "train", full := problem.folder / "a full disk", at, train, of_train)
@@ -161,6 +168,17 @@ def _without_room(trial: Trial, name: str, folder: Path, most: int, arguments: t
     yield from same(f"files that {name} leaves without room", sorted(before), sorted(content(folder)))
     if not (TOO_LARGE in said.err and where in said.err):
         yield broken(f"message of {name} without room", "does not say what and where", f"{TOO_LARGE}, {where}", said.err[-300:])
+
+
+def _shards_without_room(trial: Trial, problem: Small, rng: Generator) -> Iterator[Comparison]:
+    """Tokens of which the first shard has no room, or its last bytes alone, fewer than a block."""
+    (text := problem.folder / "long.txt").write_text("ls -l " * BLOCK)
+    tokenize = ("tokenize", text, f"--model={problem.base}", "--end-token=1")
+    trial.commands.run(*tokenize, f"--output={(whole := problem.folder / 'long')}")
+    size = max(path.stat().st_size for path in whole.iterdir())
+    for most in (size // 2, size - int(rng.integers(1, BLOCK))):
+        new = problem.folder / "new shards"
+        yield from _without_room(trial, f"tokenize of {size} bytes", problem.folder, most, (*tokenize, f"--output={new}"), str(new))
 
 
 def _full(

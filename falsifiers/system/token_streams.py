@@ -1,7 +1,9 @@
 """Token shards on disk and what is read from them: complete, in a known order, refused when damaged."""
 
+import errno
 import hashlib
 import json
+import os
 import resource
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -319,6 +321,7 @@ def stream_too_short(trial: Trial) -> Iterator[Comparison]:
     yield _beyond_memory(trial)
     yield _corpus_beyond_memory(trial)
     yield _tokens_beyond_memory(trial)
+    yield from _shards_without_room(trial)
 
 
 def _of_documents(trial: Trial) -> Iterator[Comparison]:
@@ -381,6 +384,21 @@ def _tokens_beyond_memory(trial: Trial) -> Comparison:
         documents = ([trial.seed % VOCAB] * length for _ in range(count))
         peak = most_held(partial(trial.pretrainer.write, Path(parent) / "tokens", documents, VOCAB, shard))
         return value_at_most("share of all tokens in memory while shards are written", peak / (2 * count * length), 0.3)
+
+
+def _shards_without_room(trial: Trial) -> list[Comparison]:
+    """Where the first of a hundred shards has no room, few of their documents are still asked for: it may take hours to make them all."""
+    taken = list[int]()
+
+    def documents() -> Iterator[list[int]]:
+        for number in range(100):
+            taken.append(number)
+            yield [trial.seed % VOCAB] * 10_000
+
+    with tempfile.TemporaryDirectory() as parent:
+        ask = partial(trial.pretrainer.write, Path(parent) / "tokens", documents(), VOCAB, 10_000, most=1000)
+        refused = trial.refuses("shards without room", ask, os.strerror(errno.EFBIG), "OSError")
+    return [refused, value_at_most("share of documents that are asked for when a shard had no room", len(taken) / 100, 0.3)]
 
 
 def _beyond_32_bits(trial: Trial) -> list[Comparison]:

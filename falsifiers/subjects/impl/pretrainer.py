@@ -30,6 +30,7 @@ from blackswan.falsifiers.subjects.doors.files import StreamRows, Tokens
 from blackswan.falsifiers.subjects.doors.training import Architecture, Pretraining, PretrainingRecord
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.allocator import allocated
+from blackswan.falsifiers.subjects.impl.files import limited
 from blackswan.falsifiers.subjects.impl.kill_points import flushes
 from blackswan.falsifiers.subjects.impl.slow_disk import slow, until_the_next_step
 from blackswan.falsifiers.subjects.impl.watching import broken_off, failing
@@ -180,9 +181,17 @@ class Pretrainer(Door):
         encoder = token_shards.load_encoder(checkpoint / "tokenizer.json")
         return sum(map(len, token_shards.tokenize(corpus, encoder, 0)))
 
-    def write(self, folder: Path, documents: Iterable[Sequence[float]], vocab: int, shard_tokens: int = 10**8, kind: str = "list") -> int:
+    def write(
+        self,
+        folder: Path,
+        documents: Iterable[Sequence[float]],
+        vocab: int,
+        shard_tokens: int = 10**8,
+        kind: str = "list",
+        most: int | None = None,
+    ) -> int:
         """The number of tokens of documents, of which shards are written; of lists, NumPy's arrays or torch's tensors, or of one array
-        of 16 bits that is filled again and again."""
+        of 16 bits that is filled again and again. No file may have more than `most` bytes."""
         place = np.zeros(2**16, np.uint16)
 
         def again(document: Sequence[int]) -> Any:
@@ -190,7 +199,8 @@ class Pretrainer(Door):
             return place[: len(document)]
 
         made: dict[str, Callable[[Any], Any]] = {"list": list, "array": np.array, "tensor": torch.tensor, "one array": again}
-        return token_shards.write_shards(folder, map(made[kind], documents), vocab, shard_tokens)
+        with nullcontext() if most is None else limited(most):
+            return token_shards.write_shards(folder, map(made[kind], documents), vocab, shard_tokens)
 
     def loss_of_repeated(self, logits: Array, input_ids: Array) -> float:
         """The language-model loss of ids [batch, seq], all of them real, where every position has the logits [vocab]."""
