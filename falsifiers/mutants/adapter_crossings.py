@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -272,3 +273,35 @@ def texts_of_pefts_cut_shorter(settings: Step, adapter: Any, folder: Path) -> An
     """Texts are cut at 256 tokens, as those of a run by the command, where an adapter says nothing of their length."""
     found = settings(adapter, folder)
     return found if adapter.extra else replace(found, max_seq_len=256)
+
+
+@wrong_step("impl.adapter:read_beside")
+def adapter_base_compared_by_its_text(read: Step, path: Path, config: Any) -> Any:
+    """A base's number that is written with a point is another one than without."""
+    from blackswan.impl.adapter import _architecture
+
+    said = json.loads(path.read_text()).get("architecture")
+    found = read(path, config)
+    if any(json.dumps(said.get(key), sort_keys=True) != json.dumps(value, sort_keys=True) for key, value in _architecture(config).items()):
+        raise ValueError(f"{path}: trained on another decoder")
+    return found
+
+
+@wrong_step("impl.adapter:read_beside")
+def adapter_base_and_own_turned_round(read: Step, path: Path, config: Any) -> Any:
+    """A refusal says of the adapter what its base has, and of the base what the adapter was trained on."""
+    try:
+        return read(path, config)
+    except ValueError as error:
+        said = re.sub(r"(trained on a decoder with \w+) (.*), this one has (.*);", r"\1 \3, this one has \2;", str(error))
+        raise ValueError(said) from None
+
+
+@wrong_step("impl.adapter:load_adapter")
+def adapter_files_turned_round(load: Step, *given: Any) -> Any:
+    """Of two files that disagree each is said to have the other's number."""
+    try:
+        return load(*given)
+    except ValueError as error:
+        said = re.sub(r"(adapter_config.json)( and .* in )(blackswan.json)", r"\3\2\1", str(error))
+        raise ValueError(said) from None

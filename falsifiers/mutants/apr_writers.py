@@ -213,3 +213,8 @@ def apr_of_float64_refused(content: Step, name: str, tensor: Any, dtype: str | N
     if str(tensor.dtype) == "torch.float64":
         raise ValueError(f"{name}: {tensor.dtype} is not in the format")
     return content(name, tensor, dtype)
+
+
+wrong_step("impl.apr_write:encoded", name="apr_of_rows_alone", doc="A tensor that lies column by column cannot be written.")(
+    lambda encoded, dtype, tensor: encoded(dtype, tensor.view(-1) if dtype.plain is not None else tensor)
+)

@@ -195,3 +195,8 @@ def merged_twice_from_layer_ten_on(merge: Step, checkpoint: Any, adapter: Any, *
     names = [name for name in merged if name.startswith("model.layers.10.")]
     again = replace(checkpoint, tensors={**checkpoint.tensors, **{name: merged[name] for name in names}})
     return {**merged, **{name: value for name, value in merge(again, adapter, **named).items() if name in names}}
+
+
+wrong_step(
+    "impl.merge:require_named", name="merge_of_any_tensors", doc="An adapter in memory whose tensors have other names merges nothing."
+)(lambda *_: None)

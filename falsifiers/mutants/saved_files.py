@@ -187,6 +187,11 @@ def spans_mapped(read: Step, file: Path, start: int, length: int, state: Any) ->
     return torch.from_numpy(np.memmap(file, np.uint8, "c", start, (length,))) if length else torch.empty(0, dtype=torch.uint8)
 
 
+wrong_step(
+    "impl.apr_checkpoint:read_span", name="apr_spans_mapped", doc="A tensor of an .apr file is mapped, so that it changes with the file."
+)(spans_mapped)
+
+
 wrong_steps(
     "impl.saved:_named_base",
     base_without_a_name_is_here=(
@@ -487,3 +492,17 @@ _TOKENS: dict[Any, Any] = {}
 def tokenizers_kept_by_their_folders_time(load: Step, source: Path, *given: Any) -> Any:
     """A tokenizer is read once for each time of its folder, which does not move when a file in it is written over."""
     return _TOKENS.setdefault((source, source.stat().st_mtime_ns, *given), load(source, *given))
+
+
+wrong_step("impl.strict_json:json.dumps", name="json_of_any_object", doc="What JSON lacks is saved as whatever text Python has for it.")(
+    lambda dumps, value, **given: dumps(value, **{"default": str, **given})
+)
+
+
+@wrong_step("impl.checkpoint:_header")
+def truncated_files_have_changed(header: Any, path: Path) -> Any:
+    """A file that is cut off is said to have changed, as one that is written meanwhile."""
+    try:
+        return header(path)
+    except ValueError as error:
+        raise ValueError(f"{path}: changed since its header was read") from error

@@ -328,3 +328,12 @@ def shards_fail_behind_the_last_document(write: Any, folder: Path, documents: An
     except OSError:
         list(taken)
         raise
+
+
+@wrong_step("impl.token_shards:read_span")
+def token_shards_unopened_have_changed(read: Any, *given: Any) -> Any:
+    """A shard that the system does not open any more is said to have changed."""
+    try:
+        return read(*given)
+    except OSError as error:
+        raise ValueError(str(error)) from None

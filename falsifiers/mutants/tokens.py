@@ -1,6 +1,7 @@
 """Wrong tokenizers, and wrong batches of token ids: one step of `impl` replaced each."""
 
 import json
+import threading
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -281,3 +282,18 @@ def tokens_fill_of_an_older_file(settings: Callable[[Path], dict[str, Any]], pat
     """special_tokens_map.json comes before tokenizer_config.json."""
     older = path.with_name("special_tokens_map.json")
     return {**settings(path), **(settings(older) if older.is_file() else {})}
+
+
+@wrong_step("impl.tokens:CheckpointTokens.__init__")
+def tokenizer_with_a_lock(made: Any, self: Any, *given: Any, **named: Any) -> None:
+    """A tokenizer holds a lock, so that neither it nor its pipeline can be copied."""
+    made(self, *given, **named)
+    self._lock = threading.Lock()
+
+
+@wrong_step("impl.tokens:CheckpointTokens._whole")
+def tokenizer_read_again_for_long_texts(_: Any) -> Any:
+    """What a text has beyond the limit is counted by a tokenizer that is read from its file when the first long text comes."""
+    from blackswan.impl.tokens import read_tokenizer
+
+    return property(lambda self: read_tokenizer(Path(self.description.rpartition(" (")[0])))

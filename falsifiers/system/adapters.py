@@ -136,14 +136,16 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
 
 def _extra_comes_back(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
     """An adapter's further content comes back as JSON has it, also where its keys are numbers, of two digits too, or of several types, or
-    its texts of any letters; or it is refused, and nothing is written, nor is an adapter lost that was there. So it is with numbers that
-    are none, and with keys that are one in JSON, which could not be read again; with tensors that are not finite, or of whole numbers; and
-    with an alpha or a pooling that there is not. The digest is that of all that blackswan.json says, as it always was."""
+    its texts of any letters; or it is refused, and nothing is written, nor is an adapter lost that was there. So it is with what
+    JSON lacks, with numbers that are none, and with keys that are one in JSON, which could not be read again; with tensors that are not
+    finite, or of whole numbers; and with an alpha or a pooling that there is not. The digest is that of all that blackswan.json says, as it
+    always was."""
     labels: dict[Any, Any] = {number: f"class {number}" for number in range(11)}
     rng = trial.rng("extra")
     extras: list[Any] = [labels, [labels | {"a": (1, 2.5), None: True, 0.5: None}], {"名": "Größe \U0001f600 \x7f\n"}]
     odd: list[Any] = [float("nan"), [{"a": float("inf")}], {1: "a", "1": "a"}, {"a": {None: 1, "null": 2}}]
-    drawn = [{"of": each} for each in (*extras, odd[int(rng.integers(len(odd)))])]
+    foreign = [np.float32(0.5), np.arange(3), {"a"}, Path("a")]
+    drawn = [{"of": each} for each in (*extras, odd[int(rng.integers(len(odd)))], foreign[int(rng.integers(len(foreign)))])]
     found = [each for extra in drawn for each in _read_again(trial, model, folder, extra)]
     name, number = str(rng.choice(sorted(model.trainable))), float(rng.choice([np.nan, np.inf, -np.inf]))
     for value in (np.full_like(model.trainable[name], number), model.trainable[name].astype(np.int32)):
@@ -170,7 +172,12 @@ def _read_again(trial: Trial, model: Model, folder: Path, extra: Mapping[str, An
     said = read_json(place / BESIDE)
     digest = said.pop("digest")
     found = same(f"digest in {BESIDE}", hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest(), digest)
-    return found + (same("what else was saved", json.loads(json.dumps(extra)), back.extra) if extra else [])
+    return found + (same("what else was saved", json.loads(json.dumps(extra, default=_in_json)), back.extra) if extra else [])
+
+
+def _in_json(value: Any) -> Any:
+    """Numbers and arrays of NumPy's as JSON has them; whatever else it lacks comes back as nothing of JSON's."""
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else {"lost": type(value).__name__}
 
 
 def drawn_dtypes(rng: Generator, model: Model) -> dict[str, np.dtype[Any]]:
@@ -318,16 +325,20 @@ def saved_adapter_gives_the_logits(trial: Trial) -> Iterator[Comparison]:
 def checkpoint_arrives_exactly(trial: Trial) -> Iterator[Comparison]:
     """Every tensor of the shipped checkpoint is loaded bit for bit, and no other tensor; also where no call reads a whole one.
 
-    Tensors that were loaded stay as they are when the file is written over. They are on the CPU, whichever device is torch's default.
+    Tensors that were loaded stay as they are when the file, an .apr file too, is written over. They are on the CPU, whichever device is
+    torch's default.
     """
     stored = load_file(CHECKPOINT / WEIGHTS)
     least = min(value.nbytes for value in stored.values())
     yield from (each for most in (None, least // 2) for each in same_tensors(stored, trial.files.load_decoder(CHECKPOINT, most)))
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(shutil.copytree(CHECKPOINT, Path(folder) / "copy"))
+        trial.files.export(copy, apr := Path(folder) / "copy.apr")
         kept = [trial.files.load_decoder(copy), trial.files.read_checkpoint(copy), trial.files.read_checkpoint(copy, place="meta")]
-        with (copy / WEIGHTS).open("r+b") as file:
-            file.write(bytes((copy / WEIGHTS).stat().st_size))
+        kept.append(trial.files.read_checkpoint(apr))
+        for path in (copy / WEIGHTS, apr):
+            with path.open("r+b") as file:
+                file.write(bytes(path.stat().st_size))
         yield from (each for part in kept for each in same("tensors of a file that was written over", stored, part))
 
 

@@ -312,7 +312,12 @@ def _written_in_parts(trial: Trial, folder: Path) -> Comparison:
 
 
 def _of_other_tensors(trial: Trial, base: Path, tensors: Mapping[str, Array]) -> Iterator[Comparison]:
-    """Tensors in memory one of which is missing, is not the architecture's or has another shape are refused by its name."""
+    """Tensors in memory one of which is missing, is not the architecture's or has another shape are refused by its name. Those that lie
+    column by column are written as they are by rows."""
+    turned = {name: np.asfortranarray(value) for name, value in tensors.items()}
+    for place, held in (("rows", tensors), ("columns", turned)):
+        trial.files.export(base, base.with_name(f"by {place}.apr"), "float32", tensors=held)
+    yield from same("files of tensors by columns", *(base.with_name(f"by {place}.apr").read_bytes() for place in ("rows", "columns")))
     own = {name: value for name, value in tensors.items() if name != UP}
     for kind, name, others in (
         ("one less", UP, own),

@@ -198,7 +198,7 @@ def _not_finite(value: float, place: int) -> Callable[[dict[str, Array], str], s
 _checkpoint, _adapter = partial(_config, CONFIG), partial(_config, ADAPTER_CONFIG)
 _weights, _factors = partial(_tensors, WEIGHTS, CHECKPOINT.name), partial(_tensors, ADAPTER_WEIGHTS, ADAPTER_WEIGHTS)
 CHECKPOINT_DAMAGE: dict[str, Damage] = {
-    "truncated safetensors": _truncated(WEIGHTS),
+    "truncated safetensors": lambda folder, rng: _truncated(WEIGHTS)(folder, rng) + "(?!.*changed)",
     "corrupt safetensors header": _header_length,
     "missing tensor": _weights(_missing),
     "surplus tensor": _weights(_surplus),
@@ -311,10 +311,21 @@ OTHER_BASES: dict[str, tuple[str, str, Callable[[Mapping[str, Any]], dict[str, A
     ),
 }
 """What of a base's architecture is another, also where no shape shows it; an adapter that does, and what the refusal names."""
+
+
+def _alpha_one_ulp(folder: Path, rng: Generator) -> str:
+    """Either file is named with its own number, before or behind it."""
+    own = json.loads((folder / BESIDE).read_text())["lora"]["alpha"]
+    other = float(np.nextafter(own, np.inf))
+    _adapter("", lora_alpha=lambda _: other)(folder, rng)
+    pairs = ((re.escape(repr(number)), re.escape(file)) for number, file in ((other, ADAPTER_CONFIG), (own, BESIDE)))
+    return ".*".join(rf"({number}\b.*{file}|{file}.*{number}\b)" for number, file in pairs)
+
+
 EDITS: dict[str, Damage] = {
     "factor one ulp off": _factors(_one_ulp, "lora_"),
     "head one ulp off": _factors(_one_ulp, "score."),
-    "alpha one ulp off": _adapter("lora_alpha|alpha", lora_alpha=lambda config: float(np.nextafter(config["lora_alpha"], np.inf))),
+    "alpha one ulp off": _alpha_one_ulp,
 }
 """The least that can be another in an adapter that was saved with checksums."""
 
@@ -422,9 +433,13 @@ def _refuses_other_bases(trial: Trial, model: Model, parent: Path) -> Iterator[C
     other.mkdir()
     for name, (adapter, message, change) in OTHER_BASES.items():
         (other / CONFIG).write_text(json.dumps({**base, **change(base)}))
+        if name in ("epsilon", "theta", "vocabulary"):  # the adapter's own number comes first
+            ((key, value),) = change(base).items()
+            message += rf".*{re.escape(repr(base[key]))}\b.*{re.escape(repr(value))}\b"
         yield trial.refuses(f"another {name}", partial(trial.files.load_adapter, parent / adapter, other), message)
         if adapter == "ours":
             trial.files.save_adapter(turned, other, model.settings, model.trainable)
+            message = OTHER_BASES[name][1]
             yield trial.refuses(f"another {name}, turned", partial(trial.files.load_adapter, turned, parent / "base"), message)
     (other / CONFIG).write_text(json.dumps({**base, **_scaled()}))
     trial.files.save_adapter(turned, other, model.settings, model.trainable)
@@ -435,6 +450,15 @@ def _refuses_other_bases(trial: Trial, model: Model, parent: Path) -> Iterator[C
         json.dumps({**base, "max_position_embeddings": 1024, "tie_word_embeddings": not base["tie_word_embeddings"]})
     )
     trial.files.load_adapter(parent / "ours", other)  # a classifier computes with neither
+    for kind in (float, int):  # other writers of JSON leave out the point of a whole number
+        (other / CONFIG).write_text(json.dumps({**base, **_scaled(**{name: kind(value) for name, value in WHOLE.items()})}))
+        if kind is float:
+            trial.files.save_adapter(turned, other, model.settings, model.trainable)
+        trial.files.load_adapter(turned, other)
+
+
+WHOLE = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
+"""Numbers of scaled rotary frequencies as the usual models have them."""
 
 
 def _scaled(**others: float) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -92,15 +92,24 @@ def _too_large_when_merged(trial: Trial, rng: Generator) -> list[Comparison]:
     name = str(rng.choice([name for name in damaged.decoder if "_proj." not in name]))
     damaged.decoder[name].reshape(-1)[-1:] = rng.choice([np.nan, np.inf, -np.inf])
     found += _refused_merge(trial, damaged, "a base that is not finite", name)
+    own, factor = model.trainable, f"{path}.lora_A.weight"
+    less = {name: value for name, value in own.items() if name != factor}
+    for kind, others in (
+        ("one less", less),
+        ("one of another name", {**less, f"base_model.model.{factor}": own[factor]}),
+        ("one more", {**own, factor.replace("layers.0", "layers.9").replace("layers.1", "layers.9"): own[factor]}),
+        ("one that is turned", {**own, factor: np.ascontiguousarray(own[factor].T)}),
+    ):
+        found += _refused_merge(trial, model, f"an adapter in memory of {kind}", "lora_A", others)
     large = generated(rng, trial.seed, "float16")  # whose numbers add up to more than float16 holds
     for name in [name for name in large.decoder if "norm" in name or name == EMBEDDING]:
         large.decoder[name][:] = 5e4
     return found + _merged_sums(trial, large)
 
 
-def _refused_merge(trial: Trial, model: Model, name: str, tensor: str) -> list[Comparison]:
+def _refused_merge(trial: Trial, model: Model, name: str, tensor: str, others: Mapping[str, Array] | None = None) -> list[Comparison]:
     with saved(trial, model) as folder:
-        ask = partial(trial.files.merge, folder / "adapter", folder / "base", folder / "merged")
+        ask = partial(trial.files.merge, folder / "adapter", folder / "base", folder / "merged", tensors=others)
         refused = trial.refuses(name, ask, re.escape(tensor), "ValueError")
         return [refused, *same("files after a refused merge", ["adapter", "base"], sorted(each.name for each in folder.iterdir()))]
 

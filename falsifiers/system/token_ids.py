@@ -127,6 +127,8 @@ def _own_tokens(rng: Generator, trial: Trial, variant: int) -> list[Comparison]:
         shortest = [_kept(encode(text), least, around, fill) for text in corpus.texts]
         too_few += same("ids at the least max_seq_len", shortest, trial.corpora.read(corpus.file, Tokenizing(folder, least)).rows)
         between = trial.corpora.between_calls(corpus.texts[:3], Tokenizing(folder, least))
+        without = trial.corpora.without_its_file(corpus.texts[:3], Tokenizing(folder, least))
+        too_few += same("ids without the tokenizer's file, by a copy and by itself", [shortest[:3]] * 2, without)
         too_few += same("ids for another thread meanwhile", [], [each for each in between if each != shortest[:3]][:1])
     outside = sum(not 1 <= len(row) <= limit for row in found.rows)
     return [

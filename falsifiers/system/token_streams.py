@@ -280,6 +280,12 @@ def _refuses_changes(trial: Trial, rng: Generator) -> Iterator[Comparison]:
             other = rng.integers(0, VOCAB, size).astype(DTYPES["uint16"]).tobytes()
             ask = partial(trial.pretrainer.epoch, tokens, 0, meanwhile=partial(overwritten, tokens.folder / "part-1.bin", other))
             yield trial.refuses(f"a shard of {size} tokens in the place of 60", ask, r"part-1\.bin", "ValueError")
+    with tempfile.TemporaryDirectory() as parent, _few_files():
+        tokens, most = Tokens(write_shards(Path(parent), pieces), VOCAB, batch=2, seq=8), resource.getrlimit(resource.RLIMIT_NOFILE)
+        ask = partial(trial.pretrainer.epoch, tokens, 0, meanwhile=partial(resource.setrlimit, resource.RLIMIT_NOFILE, (0, most[1])))
+        unopened = trial.refuses("a shard that the system does not open any more", ask, os.strerror(errno.EMFILE), "OSError")
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+    yield unopened
     with tempfile.TemporaryDirectory() as parent:
         tokens = Tokens(write_shards(Path(parent), pieces), VOCAB, batch=2, seq=8)
         content, path = pieces[1].astype(DTYPES["uint16"]).tobytes(), tokens.folder / "part-1.bin"

@@ -1,5 +1,6 @@
 """Corpora and the plan of an epoch, as `impl` reads and makes them."""
 
+import copy
 import json
 import multiprocessing
 import os
@@ -163,6 +164,13 @@ class Corpora(Door):
             finally:
                 sys.setprofile(before)
         return [own, *(each.result() for each in found)]
+
+    def without_its_file(self, texts: Sequence[str], tokenizing: Tokenizing) -> list[list[list[int]]]:
+        """The ids of the texts by a tokenizer whose files are gone since it was opened, and by a copy of it."""
+        with tempfile.TemporaryDirectory() as parent:
+            folder = Path(shutil.copytree(tokenizing.tokenizer or "", Path(parent) / "copy"))
+            opened = tokens.load_tokenizer(folder, tokenizing.max_seq_len, tokenizing.padding_side)
+        return [[ids for ids, _ in each.measure(texts)] for each in (copy.deepcopy(opened), opened)]
 
     def by_two_processes(self, rows: Sequence[Sequence[int]]) -> list[int]:
         """How many of the rows each of two processes finds otherwise that go on with a corpus on a disk, and read all of it at once."""

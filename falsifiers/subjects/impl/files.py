@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -160,15 +160,18 @@ class Files(Door):
         trained_in: str | None = None,
         meanwhile: Callable[[], object] | None = None,
         default: str = "float32",
+        tensors: Mapping[str, Array] | None = None,
     ) -> None:
         """Merges an adapter, trained in that dtype where it is not the checkpoint's own, into its checkpoint, as the folder `merged`;
         `meanwhile` is called once the writing has begun. Without either the checkpoint is in memory, its matrices column by column.
-        `default` is torch's default dtype meanwhile."""
+        `default` is torch's default dtype meanwhile. `tensors` stand in the place of the adapter's, as of one that was made in memory."""
         options = {"quantized_as": getattr(torch, trained_in)} if trained_in else {}
         loaded = checkpoint.load_checkpoint(base)
         if trained_in is None and meanwhile is None:
             loaded = checkpoint.Checkpoint(loaded.config, _by_columns(loaded.tensors))
         found = adapter.load_adapter(folder, loaded.config)
+        if tensors is not None:
+            found = replace(found, trainable={name: to_torch(value) for name, value in tensors.items()})
         with _once_begun(meanwhile) if meanwhile else nullcontext(), default_dtype(default):
             merge.save_merged(merged, loaded, found, source=base, **options)
 
