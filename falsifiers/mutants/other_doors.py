@@ -360,3 +360,10 @@ def pickled_weights_unnamed(stored: Step, folder: Path) -> Any:
 
 
 wrong_steps("impl.architecture:difflib.get_close_matches", nearest_key_unnamed=("A misspelt key is not named.", lambda *_, **__: []))
+
+
+@wrong_step("impl.adapter:prepare_sequence_classifier")
+def prepared_without_looking_for_a_head(prepare: Step, model: Any, folder: Path) -> None:
+    """A model without a head ends in an AttributeError."""
+    model.get_submodule("score")
+    prepare(model, folder)

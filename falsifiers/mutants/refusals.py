@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from contextlib import nullcontext, suppress
 from dataclasses import make_dataclass, replace
 from pathlib import Path
@@ -457,3 +458,23 @@ wrong_step("impl.optimiser:AdamW.clip", name="clip_lets_nan_through", doc="A gra
 def state_that_cannot_be_looked_at_passed_over(load: Any, folder: Any) -> Any:
     """A state of which the system cannot say what it is, is none, and the run begins anew."""
     return load(folder) if os.access(folder / "state.safetensors", os.F_OK) else None
+
+
+@wrong_step("impl.samples:_Collected.add")
+def labels_counted_anew_in_each_piece(add: Any, kept: Any, *given: Any) -> None:
+    """A sample with a bad label has its number among the texts that are made into tokens at once."""
+    before = len(kept._targets) // (kept._classes if kept._multi_label else 1)
+    try:
+        add(kept, *given)
+    except ValueError as error:
+        raise ValueError(re.sub(r"\d+", lambda found: str(int(found[0]) - before), str(error), count=1)) from None
+
+
+@wrong_step("impl.samples:Samples.require_read_with")
+def settings_and_samples_turned_round(require: Any, *given: Any) -> None:
+    """A refusal says of the samples what the settings are, and of the settings how the samples were read."""
+    try:
+        require(*given)
+    except ValueError as error:
+        said = re.sub(r"(num_classes|multi_label) (\w+), the settings say (\w+)", r"\1 \3, the settings say \2", str(error))
+        raise ValueError(said) from None

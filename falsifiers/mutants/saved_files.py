@@ -506,3 +506,9 @@ def truncated_files_have_changed(header: Any, path: Path) -> Any:
         return header(path)
     except ValueError as error:
         raise ValueError(f"{path}: changed since its header was read") from error
+
+
+@wrong_step("impl.tensors:LazyTensors.__contains__")
+def names_by_their_tensors(has: Any, tensors: Any, name: Any) -> bool:
+    """Whether there is a tensor of a name is found by reading it."""
+    return bool(has(tensors, name) and tensors[name] is not None)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from contextlib import nullcontext
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -337,3 +337,13 @@ def token_shards_unopened_have_changed(read: Any, *given: Any) -> Any:
         return read(*given)
     except OSError as error:
         raise ValueError(str(error)) from None
+
+
+@wrong_step("impl.token_shards:tokenize")
+def documents_tokenized_by_64(_: Any, corpus: Path, tokenizer: Any, end: int) -> Any:
+    """A tokenizer is given 64 documents at once, however long they are."""
+    from blackswan.impl.token_shards import _texts
+
+    texts = _texts(corpus)
+    while some := list(islice(texts, 64)):
+        yield from ([*found.ids, end] for found in tokenizer.encode_batch(some, add_special_tokens=False))

@@ -227,6 +227,9 @@ def _prepared(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
     weight, bias = (model.trainable[name].astype(STORAGE[dtype]) for name in ("score.weight", "score.bias"))
     wider = partial(trial.files.prepared_head, folder, model.scalars["hidden"] + 1)
     refused = [*told, trial.refuses("a model of another width", wider, f"{model.scalars['hidden']} inputs", "ValueError")]
+    for kind in ("no", "no linear"):
+        headless = partial(trial.files.prepared_without_a_head, folder, model.scalars["hidden"], kind)
+        refused.append(trial.refuses(f"a model of {kind} score", headless, "score", "ValueError"))
     refused += _misshapen_heads(trial, model, folder)
     refused.append(_without_a_head(trial, model, folder))
     bare = model.write_peft(folder.with_name(f"bare {folder.name}"), head_bias=False)
@@ -331,6 +334,7 @@ def checkpoint_arrives_exactly(trial: Trial) -> Iterator[Comparison]:
     stored = load_file(CHECKPOINT / WEIGHTS)
     least = min(value.nbytes for value in stored.values())
     yield from (each for most in (None, least // 2) for each in same_tensors(stored, trial.files.load_decoder(CHECKPOINT, most)))
+    yield from same("names that a checkpoint has", [True, False], trial.files.names_alone(CHECKPOINT, [EMBEDDING, "surplus"]))
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(shutil.copytree(CHECKPOINT, Path(folder) / "copy"))
         trial.files.export(copy, apr := Path(folder) / "copy.apr")

@@ -124,7 +124,9 @@ def _misfits(problem: SmallRun, corpus: Corpus) -> Iterator[tuple[str, Corpus, s
             other = [0 if problem.several else [0] * classes for _ in labels]
         elif problem.several:
             other = [[*label, 0] for label in labels if isinstance(label, list)]
-        yield f"read with {setting} {value}", replace(corpus, labels=other, read_with={setting: value}), setting
+        own = problem.settings[setting]
+        told = rf"read.*{setting} {value!r}\b.*settings.*{own!r}\b|settings.*{setting} {own!r}\b.*read.*{value!r}\b"
+        yield f"read with {setting} {value}", replace(corpus, labels=other, read_with={setting: value}), told
 
 
 def _bad_labels(classes: int, *, several: bool) -> list[Label]:

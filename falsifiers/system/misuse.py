@@ -3,7 +3,7 @@
 from functools import partial
 
 from blackswan.falsifiers.numeric.comparison import Comparison
-from blackswan.falsifiers.subjects.doors.files import NO_INDICES, NO_LABELS
+from blackswan.falsifiers.subjects.doors.files import LATE, NO_INDICES, NO_LABELS
 from blackswan.falsifiers.system.run_problem import small_run
 from blackswan.falsifiers.system.trial import Trial
 
@@ -46,6 +46,7 @@ MISUSES = {
     **{f"an estimate of {name} 0": (name, "ValueError") for name in ("batch", "seq", "accumulation")},
     **{f"statistics of {name}": ("length", "ValueError") for name in ("a length fewer", "a length more", "no sample")},
     **{f"{given} of a label {label!r}": ("sample 2: the label is", "ValueError") for given in ("samples", "texts") for label in NO_LABELS},
+    "a bad label behind many texts": (f"sample {LATE + 1}: the label is", "ValueError"),
     **{f"an architecture of {name} {value}": (name, "ValueError") for name, value in ARCHITECTURES},
     "an architecture of 3 heads for 2 keys": ("kv_heads", "ValueError"),
     "an adapter in no folder": ("no such folder", "FileNotFoundError"),

@@ -325,7 +325,7 @@ def stream_too_short(trial: Trial) -> Iterator[Comparison]:
     yield from _of_documents(trial)
     yield from _beyond_32_bits(trial)
     yield _beyond_memory(trial)
-    yield _corpus_beyond_memory(trial)
+    yield from _corpus_beyond_memory(trial)
     yield _tokens_beyond_memory(trial)
     yield from _shards_without_room(trial)
 
@@ -374,13 +374,15 @@ def _beyond_memory(trial: Trial) -> Comparison:
     return value_at_most("share of a long shard in memory", peak / (2 * size), 0.3)
 
 
-def _corpus_beyond_memory(trial: Trial) -> Comparison:
-    """Python holds less than a corpus takes while its documents are made into tokens, one after the other."""
+def _corpus_beyond_memory(trial: Trial) -> Iterator[Comparison]:
+    """Python holds less than a corpus takes while its documents are made into tokens, and a tokenizer is given few long ones at once."""
     with tempfile.TemporaryDirectory() as parent:
         corpus = Path(parent) / "corpus.jsonl"
         corpus.write_text(DOCUMENTS * (json.dumps({"text": "ls -l " * WORDS}) + "\n"))
         peak = most_held(partial(trial.pretrainer.tokenized, corpus, CHECKPOINT))
-        return value_at_most("share of a corpus in memory", peak / corpus.stat().st_size, 1.0)
+        yield value_at_most("share of a corpus in memory", peak / corpus.stat().st_size, 1.0)
+        corpus.write_text((json.dumps({"text": "a" * 10**5}) + "\n") * 64)
+        yield value_at_most("characters of long documents that are made into tokens at once", trial.pretrainer.at_once(corpus), 2 * 10**6)
 
 
 def _tokens_beyond_memory(trial: Trial) -> Comparison:

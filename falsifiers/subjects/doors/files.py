@@ -15,6 +15,8 @@ NO_LABELS: tuple[Any, ...] = (0.9, 1.0, float("nan"), "1", None, -1, 64, 2**63)
 """These are no labels: none of them is an integer that numbers one of a few classes, or that is 0 or 1."""
 NO_INDICES: Mapping[str, Any] = {"a mask": np.array([False, True]), "a mask in a list": [False, True], "fractions": [0.0, 1.9]}
 """These are no places of samples, though some are taken for the places 0 and 1."""
+LATE = 3000
+"""So many texts are before one that is refused by its number, more than are made into tokens at once."""
 
 
 @dataclass(frozen=True)

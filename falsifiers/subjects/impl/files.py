@@ -8,6 +8,7 @@ import io
 import itertools
 import os
 import resource
+import shutil
 import signal
 import sys
 import tempfile
@@ -147,6 +148,16 @@ class Files(Door):
         given = [model.get_parameter(f"score.{name}") for name in ("weight", "bias")]
         return [f"{each.device}{'' if each.requires_grad else ', frozen'}" for each in given]
 
+    def prepared_without_a_head(self, folder: Path, hidden: int, kind: str) -> None:
+        """Gives such a head to a model that has no `score`, or one that is no linear layer."""
+        _prepared(folder, torch.nn.LayerNorm(hidden) if kind == "no linear" else None)
+
+    def names_alone(self, folder: Path, names: Sequence[str]) -> list[bool]:
+        """Whether a checkpoint has tensors of those names, once its files are gone, of which none is to be read."""
+        with tempfile.TemporaryDirectory() as parent:
+            opened = checkpoint.load_checkpoint(Path(shutil.copytree(folder, Path(parent) / "copy")))
+        return [name in opened.tensors for name in names]
+
     def adapter_logits(self, folder: Path, base: Path, input_ids: Array, mask: Array) -> Array:
         """The logits [samples, classes] in float32 of the checkpoint with the adapter, both loaded from their folders."""
         loaded = checkpoint.load_checkpoint(base)
@@ -255,9 +266,10 @@ class Files(Door):
         return sorted({str(value.dtype).removeprefix("torch.") for value in trained.values()})
 
 
-def _prepared(folder: Path, score: torch.nn.Linear) -> tuple[torch.nn.Module, SimpleNamespace]:
+def _prepared(folder: Path, score: torch.nn.Module | None) -> tuple[torch.nn.Module, SimpleNamespace]:
     model, config = torch.nn.Module(), SimpleNamespace(num_labels=2, **copy.deepcopy(NAMED))
-    model.score = score
+    if score is not None:
+        model.score = score
     object.__setattr__(model, "config", config)  # transformers' is no module either
     adapter.prepare_sequence_classifier(model, folder)
     return model, config

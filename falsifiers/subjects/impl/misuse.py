@@ -13,7 +13,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from blackswan.falsifiers.subjects.doors.files import NO_INDICES, NO_LABELS
+from blackswan.falsifiers.subjects.doors.files import LATE, NO_INDICES, NO_LABELS
 from blackswan.impl import adapter, corpus, dispatch, group, memory, samples
 from blackswan.impl.classifier import Classifier, base_shapes, initial_trainable
 from blackswan.impl.pipeline import ClassifyPipeline
@@ -128,6 +128,8 @@ def _of_counts(pipeline: ClassifyPipeline) -> Calls:
         yield f"samples of a label {last!r}", partial(samples.Samples.of, rows, both, classes, several)
         given = [corpus.Sample("a text", each) for each in both]
         yield f"texts of a label {last!r}", partial(samples.tokenize, given, pipeline.tokens, classes, several)
+    late = [given[0]] * LATE + given[1:]
+    yield "a bad label behind many texts", partial(samples.tokenize, late, pipeline.tokens, classes, several)
 
 
 def _of_architectures(pipeline: ClassifyPipeline) -> Calls:

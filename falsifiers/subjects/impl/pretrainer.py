@@ -181,6 +181,17 @@ class Pretrainer(Door):
         encoder = token_shards.load_encoder(checkpoint / "tokenizer.json")
         return sum(map(len, token_shards.tokenize(corpus, encoder, 0)))
 
+    def at_once(self, corpus: Path) -> int:
+        """The most characters of a corpus that are given to a tokenizer at once."""
+        counts = [0]
+
+        def encode(given: str | Sequence[str], **_: Any) -> Any:
+            counts.append(len(given) if isinstance(given, str) else sum(map(len, given)))
+            return SimpleNamespace(ids=[1]) if isinstance(given, str) else [SimpleNamespace(ids=[1])] * len(given)
+
+        encoder: Any = SimpleNamespace(**dict.fromkeys(("encode", "encode_batch", "encode_batch_fast"), encode))
+        return max(*counts, *(max(counts) for _ in token_shards.tokenize(corpus, encoder, 0)))
+
     def write(
         self,
         folder: Path,
