@@ -198,7 +198,7 @@ def _told_how_to_go_on(trial: Trial, arguments: tuple[object, ...], whole: Path 
 
     So does what is said of an error of the run, of which `whole` is the folder; a pre-training run has no message of its own there.
     """
-    name, later = arguments[0], int(rng.integers(2, 7))
+    name, later = arguments[0], int(rng.integers(3, 7))  # from the first state on
     ends: list[tuple[BaseException, int, int]] = [(KeyboardInterrupt(), 2, 1)]
     ends += [] if whole is None else [(KeyboardInterrupt(), 2, later), (RuntimeError("torn"), 1, 1)]
     with tempfile.TemporaryDirectory() as parent:

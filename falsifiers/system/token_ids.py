@@ -320,13 +320,14 @@ def batches_are_padded_and_masked(trial: Trial) -> list[Comparison]:
         limit = _limit(rng, around)
         places: Sequence[int] = [0, *(int(i) for i in rng.permutation(len(corpus.texts))[: int(rng.integers(1, 6))])]
         every = range(len(corpus.texts))
-        named: list[Any] = [places, every[:: -1 - trial.seed % 2], every[1::2] or every, tuple(places), np.asarray(places)]
-        places = named[int(rng.integers(len(named)))]
-        found = trial.corpora.batch(corpus.file, Tokenizing(folder, limit, side), places)
+        places = [places, every[:: -1 - trial.seed % 2], every[1::2] or every][int(rng.integers(3))]
+        named: list[Any] = [places, tuple(places), np.asarray(places)]
+        found = [trial.corpora.batch(corpus.file, Tokenizing(folder, limit, side), each) for each in named]
         rows = [_kept(encode(corpus.texts[place]), limit, around, fill) for place in places]
     labels = np.asarray([corpus.expected_labels[place] for place in places], np.float32 if multi_label else np.int64)
-    dtypes = same("dtype of the labels", str(labels.dtype), str(found.labels.dtype))
-    return [*_padded(found, rows, side), *same("labels", labels, found.labels), *dtypes]
+    dtypes = same("dtypes of the labels", [str(labels.dtype)] * len(found), [str(each.labels.dtype) for each in found])
+    compared = [one for each in found for one in (*_padded(each, rows, side), *same("labels", labels, each.labels))]
+    return [*compared, *dtypes]
 
 
 def _padded(found: Batch, rows: list[list[int]], side: str) -> Iterator[Comparison]:
