@@ -37,16 +37,24 @@ def innermost_holds(trial: Trial) -> Iterator[Comparison]:
     for kind in trial.devices.block_kinds:
         with tempfile.TemporaryDirectory() as folder:
             block, rng = trial.devices.block(kind, Path(folder)), trial.rng(kind)
-            none = block.seen()
-            alone = {number: _entered(block, number, bool(rng.integers(2))) for number in range(NUMBERS)}
-            yield from same(f"{kind}: in a thread that begins in a block", alone[1], _entered(block, 1, False, beside=True))
-            if kind in OVERLAPPING:
-                yield from same(f"{kind}: when the first of two has ended, and both", [alone[1], none], _overlapping(block))
-            without = [number for number, seen in alone.items() if seen == none and (kind, number) not in WITHOUT_EFFECT]
-            yield from same(f"{kind}: blocks without effect", [], without)
-            with closing(_walk(block, rng)) as walk:
-                for stack, seen in walk:
-                    yield from same(f"{kind} inside blocks {stack}", _expected(kind, stack, none, alone), seen)
+            try:
+                yield from _of_a_kind(kind, block, rng)
+            finally:
+                block.put_back()
+
+
+def _of_a_kind(kind: str, block: "Block", rng: Generator) -> Iterator[Comparison]:
+    """What is seen by itself, in another thread, when two overlap, and on a random walk into blocks and out of them."""
+    none = block.seen()
+    alone = {number: _entered(block, number, bool(rng.integers(2))) for number in range(NUMBERS)}
+    yield from same(f"{kind}: in a thread that begins in a block", alone[1], _entered(block, 1, False, beside=True))
+    if kind in OVERLAPPING:
+        yield from same(f"{kind}: when the first of two has ended, and both", [alone[1], none], _overlapping(block))
+    without = [number for number, seen in alone.items() if seen == none and (kind, number) not in WITHOUT_EFFECT]
+    yield from same(f"{kind}: blocks without effect", [], without)
+    with closing(_walk(block, rng)) as walk:
+        for stack, seen in walk:
+            yield from same(f"{kind} inside blocks {stack}", _expected(kind, stack, none, alone), seen)
 
 
 def _entered(block: "Block", number: int, failing: bool, beside: bool = False) -> dict[str, Any]:

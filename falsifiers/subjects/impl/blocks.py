@@ -39,6 +39,7 @@ class Block(Session):
         self._kind, self._open = kind, list[tuple[int, AbstractContextManager[Any], Any]]()
         self._counted, self._around = Allocations("meta"), ""
         self._folder, self._taken_over = place, 0
+        self._attention = self._see_exact()
         self._lock_as_it_was: int | None = None
         self._removed_while_free = 0
 
@@ -59,6 +60,11 @@ class Block(Session):
         """Leaves the block that was entered first, as a thread may that is done before another one."""
         self._open.append(self._open.pop(0))
         self.leave(False)
+
+    def put_back(self) -> None:
+        """Gives torch its choices for attention again, which a wrong block has changed for the whole process."""
+        for name, chosen in self._attention.items():
+            getattr(torch.backends.cuda, f"enable_{name}_sdp")(chosen)
 
     def seen(self) -> dict[str, Any]:
         """What a program sees where it is."""
