@@ -1,6 +1,7 @@
 """Wrong choices of a device, wrong proofs that all tensors are there, and wrong transfers: one step of `impl` replaced each."""
 
 import itertools
+import re
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -432,3 +433,15 @@ def device_without_a_number(resolve: Step, name: str) -> Any:
     """A card that is named without a number is whichever is the current one."""
     found = resolve(name)
     return found if ":" in name else torch.device(found.type)
+
+
+@wrong_step("impl.residency:require_residency")
+def residency_names_the_last_device(require: Step, model: Any, optimiser: Any, device: Any) -> None:
+    """The device that is named is that of the last tensor looked at, which is where it is to be."""
+    from blackswan.impl.residency import NotResident
+
+    try:
+        require(model, optimiser, device)
+    except NotResident as error:
+        said = re.sub(r" is on [^,]+, not on (\S+)", r" is on \1, not on \1", str(error))
+        raise NotResident(said) from None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -15,6 +16,16 @@ Step = Callable[..., Any]
 wrong_step("impl.nonfinite:_bad", name="origin_of_nan_only", doc="Infinities are not found.")(
     lambda _, value: value.is_floating_point() and bool(value.isnan().any())
 )
+
+
+@wrong_step("impl.nonfinite:spoiled_parameter")
+def origin_looks_at_each_memory_once(spoiled: Step, model: Any) -> Any:
+    """Of parameters that are parts of one memory the first alone is searched."""
+    first = dict[int, str]()
+    for name, value in model.named_parameters():
+        first.setdefault(value.untyped_storage().data_ptr(), name)
+    own = [(name, value) for name, value in model.named_parameters() if name in first.values()]
+    return spoiled(SimpleNamespace(named_parameters=lambda: own, named_buffers=model.named_buffers))
 
 
 wrong_step("impl.nonfinite:_bad", name="origin_of_float32_alone", doc="Numbers of a model in bfloat16 are not looked at.")(

@@ -325,6 +325,13 @@ wrong_step(
 )(lambda _, layer, *sizes, **where: layer(*sizes, **where))
 
 
+@wrong_step("impl.checkpoint:to_huggingface")
+def scaled_theta_within_alone(values: Step, config: Any) -> dict[str, Any]:
+    """Of scaled rotary frequencies the base is written within their parameters, and not by itself."""
+    found = dict(values(config))
+    return {key: value for key, value in found.items() if key != "rope_theta" or "rope_scaling" not in found}
+
+
 @wrong_step("impl.saved:_settings")
 def merged_settings_of_training(settings: Step, adapter: Any, folder: Path) -> Any:
     """The settings of a merged model are those of its training, NF4 among them."""

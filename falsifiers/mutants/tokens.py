@@ -239,6 +239,17 @@ wrong_steps(
 
 
 @wrong_step("impl.samples:Samples.batch")
+def batch_between_its_ends(batch: Any, samples: Any, places: Any, *given: Any) -> Any:
+    """Where first and last sample enclose as many as there are, the others are taken in the order of the file."""
+    first, *inner, last = [int(place) for place in places] if len(places) > 1 else [0, 0]
+    found = batch(samples, places, *given)
+    if last - first != len(places) - 1:
+        return found
+    other = batch(samples, [first, *sorted(inner), last], *given)
+    return replace(other, labels=found.labels)
+
+
+@wrong_step("impl.samples:Samples.batch")
 def batch_labels_at_a_tuple(batch: Any, samples: Any, places: Any, *given: Any) -> Any:
     """A tuple of places is one place in an array of as many dimensions."""
     found = batch(samples, places, *given)

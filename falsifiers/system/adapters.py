@@ -374,6 +374,7 @@ def saved_checkpoint_is_exact(trial: Trial) -> Iterator[Comparison]:
         elder = config_files.said({key: value for key, value in read_json(copy / CONFIG).items() if key != "rope_parameters"})
     yield from same(CONFIG, *architectures)
     yield from same(f"{CONFIG} as transformers 4 reads it", architectures[0], elder)
+    yield from same(f"rope_theta of {CONFIG}, which transformers 4 reads by itself", architectures[0]["theta"], said.get("rope_theta"))
     yield from same_keys(CONFIG, {"dtype": model.dtype, "architectures": [CLASSES[model.scalars["family"]]], **positions}, said)
     yield from same_tensors(model.decoder, stored)
     yield from same_tensors(model.decoder, loaded)

@@ -205,7 +205,8 @@ def stray_tensor_is_named(trial: Trial) -> Iterator[Comparison]:
         ask = partial(trainer.require_resident, other)
         yield trial.refuses(f"a model that is not on card {other}", ask, f"not on cuda:{other} ", "NotResident")
         trainer.move(name)
-        yield trial.refuses(name, trainer.require_resident, f"^{re.escape(name)} is on", "NotResident")
+        where = r"cpu, not on cuda" if trial.on_gpu else "meta, not on cpu"
+        yield trial.refuses(name, trainer.require_resident, f"^{re.escape(name)} is on {where}", "NotResident")
 
 
 def _on_one_of_two_cards(trial: Trial, trainer: Any, used: int, other: int) -> Iterator[Comparison]:
@@ -322,6 +323,10 @@ def _of_the_whole_model(trial: Trial, rng: Generator, part: int) -> Iterator[Com
     trainer = trial.devices.trainer(work, drawn(rng, work))
     trainer.plant(Plant("parameter", "model.norm.weight", np.nan, both=True))
     yield from same("NaN in two parts", f"parameter model.norm.weight: 2 NaN of {work.hidden}", trainer.origin(part))
+    trainer = trial.devices.trainer(work, drawn(rng, work))
+    trainer.join_trained()
+    trainer.plant(Plant("parameter", "score.bias", np.nan))
+    yield from same("NaN in one of parameters in one memory", f"parameter score.bias: 1 NaN of {work.classes}", trainer.origin(part))
     for double, last in ((False, "absmax"), (True, "absmax_scales"), (True, "absmax_offset")):
         again = replace(work, double_quantize=double)
         trainer = trial.devices.trainer(again, drawn(rng, again))

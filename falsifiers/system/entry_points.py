@@ -218,6 +218,8 @@ def _evaluated_between(trial: Trial, problem: SmallRun, exact: bool) -> Iterator
                 getattr(pipeline, name)(*given)
         yield from same(f"state after {name or 'the end'} {given}", plain.state(), mixed.state())
     yield from same("a first evaluation and a later one", plain.evaluate(places), mixed.evaluate(places))
+    held = mixed.answers_held([*every] * 3)
+    yield value_at_most("micro-batches whose answers are there at one time in an evaluation", held, 2)
     yield from same("answers that turn gradients on in a program that has turned them off", [], mixed.records_after(places))
 
 

@@ -321,13 +321,16 @@ def batches_are_padded_and_masked(trial: Trial) -> list[Comparison]:
         places: Sequence[int] = [0, *(int(i) for i in rng.permutation(len(corpus.texts))[: int(rng.integers(1, 6))])]
         every = range(len(corpus.texts))
         places = [places, every[:: -1 - trial.seed % 2], every[1::2] or every][int(rng.integers(3))]
-        named: list[Any] = [places, tuple(places), np.asarray(places)]
-        found = [trial.corpora.batch(corpus.file, Tokenizing(folder, limit, side), each) for each in named]
-        rows = [_kept(encode(corpus.texts[place]), limit, around, fill) for place in places]
-    labels = np.asarray([corpus.expected_labels[place] for place in places], np.float32 if multi_label else np.int64)
-    dtypes = same("dtypes of the labels", [str(labels.dtype)] * len(found), [str(each.labels.dtype) for each in found])
-    compared = [one for each in found for one in (*_padded(each, rows, side), *same("labels", labels, each.labels))]
-    return [*compared, *dtypes]
+        mixed = [0, *(1 + rng.permutation(len(every) - 2)).tolist(), every[-1]]  # as many tokens as there are from the first to the last
+        compared = list[Comparison]()
+        forms: list[Any] = [places, tuple(places), np.asarray(places), mixed]
+        for named in forms:
+            found = trial.corpora.batch(corpus.file, Tokenizing(folder, limit, side), named)
+            rows = [_kept(encode(corpus.texts[place]), limit, around, fill) for place in named]
+            labels = np.asarray([corpus.expected_labels[place] for place in named], np.float32 if multi_label else np.int64)
+            compared += [*_padded(found, rows, side), *same("labels", labels, found.labels)]
+            compared += same("dtype of the labels", str(labels.dtype), str(found.labels.dtype))
+    return compared
 
 
 def _padded(found: Batch, rows: list[list[int]], side: str) -> Iterator[Comparison]:

@@ -264,6 +264,9 @@ class Pipeline(Protocol):
     def evaluate(self, places: Sequence[int]) -> Evaluation:
         """Loss and scores."""
 
+    def answers_held(self, places: Sequence[int]) -> int:
+        """The most micro-batches of an evaluation whose answers are there at one time."""
+
     def evaluated_ahead(self, places: Sequence[int]) -> int:
         """The most samples of an evaluation that are made and not used yet, where the model takes its time."""
 

@@ -334,6 +334,13 @@ class PlacedTrainer(Session):
         else:
             module._buffers[kind] = module.get_buffer(kind).to(to)
 
+    def join_trained(self) -> None:
+        """Makes the trained parameters views of one vector, as the hand-written layers have them."""
+        trained = list(self._trainer.classifier.trainable_parameters().values())
+        joined = torch.cat([value.detach().flatten() for value in trained])
+        for value, own in zip(trained, torch.split(joined, [value.numel() for value in trained]), strict=True):
+            value.data = own.view_as(value)
+
     def require_resident(self, current: int | None = None) -> None:
         """The subject's own proof that all is on the device, or on CUDA's current one, which is of that number and need not be here.
 

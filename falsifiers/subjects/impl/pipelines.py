@@ -12,6 +12,7 @@ from weakref import ref
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from blackswan.falsifiers.subjects.conversion import to_numpy
 from blackswan.falsifiers.subjects.doors import training as told
@@ -132,6 +133,22 @@ class Pipeline(Session):
         found = self._pipeline.evaluate(self._samples.select(places))
         scores = (np.asarray([getattr(each, name) for each in found.per_class]) for name in ("precision", "recall", "f1", "support"))
         return told.Evaluation(found.loss, found.accuracy, np.asarray(found.confusion), *scores)
+
+    def answers_held(self, places: Sequence[int]) -> int:
+        """The most micro-batches of an evaluation whose answers are there at one time."""
+        answers, most, passed = list[ref[Tensor]](), 0, self._pipeline.trainer.forward_only
+
+        def forward_only(*given: Any, **named: Any) -> BatchResult:
+            nonlocal most
+            result = passed(*given, **named)
+            assert result.predicted is not None
+            answers.append(ref(result.predicted))
+            most = max(most, sum(each() is not None for each in answers))
+            return result
+
+        with mock.patch.object(self._pipeline.trainer, "forward_only", forward_only):
+            self._pipeline.evaluate(self._samples.select(places))
+        return most
 
     def evaluated_ahead(self, places: Sequence[int]) -> int:
         """The most samples of an evaluation that wait; the model begins when no other batch comes for a moment."""
