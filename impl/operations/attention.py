@@ -49,6 +49,7 @@ def frequencies(half: int, theta: float, scaling: RopeScaling | None, device: to
 
 
 _unfused, _inside, _lock = ExitStack(), [0], Lock()
+"""Torch's choice before the first thread came in, how many threads are inside, and who may change either."""
 
 
 @contextmanager
