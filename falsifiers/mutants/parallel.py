@@ -74,6 +74,17 @@ def parallel_loss_of_own_share(mean: Any, trainer: Any) -> Any:
     return replace(right, loss=sum(each.count * each.loss for each in trainer._accumulated) / count) if count else right
 
 
+@wrong_step("impl.trainer:Trainer._weighted")
+def numbers_of_the_step_before(weighted: Any, trainer: Any) -> Any:
+    """A worker that has no sample in a step gives its loss and counts of its last step again, beside no gradient."""
+    sums = weighted(trainer)
+    if trainer._accumulated:
+        trainer.numbers = sums[-3:]
+    elif hasattr(trainer, "numbers"):
+        sums[-3:] = trainer.numbers
+    return sums
+
+
 @wrong_step("impl.trainer:Trainer._weighted", "S9")
 def parallel_nan_becomes_zero(weighted: Any, trainer: Any) -> Any:
     """Non-finite elements of a gradient become zeros before the sum."""

@@ -32,8 +32,8 @@ NO_DEVICE, VOCAB = "cuda:15", 257
 
 @reads_files
 def workers_answer_as_one(trial: Trial) -> Iterator[Comparison]:
-    """Two and three workers record and evaluate what one does, in every field, some of them without a sample; only the first one speaks.
-    A device that all of them would share, or that cannot exchange gradients, is refused.
+    """Two and three workers record and evaluate what one does, in every field, some of them without a sample, at once or after steps with one;
+    only the first one speaks. A device that all of them would share, or that cannot exchange gradients, is refused.
 
     The learning rate moves nothing, so that all numbers are those of the start, and patience ends the run after its second epoch; the
     answers are those of every worker.
@@ -41,7 +41,8 @@ def workers_answer_as_one(trial: Trial) -> Iterator[Comparison]:
     settings = {"learning_rate": STANDSTILL, "batch_size": 2, "backend": "torch", "epochs": 3, "early_stop_patience": 1}
     for workers, several in ((3, False), (2, True)):
         weights = {"class_weights": None if several else [0.25, 1.5, 2.0, 0.5]}
-        side = {"padding_side": "left"} if several else {}  # not where a program pads that was told nothing
+        # Not where a program pads that was told nothing. Of three workers each has no sample in some of the steps.
+        side = {"padding_side": "left"} if several else {"accumulation_steps": 1}
         with small(trial, f"{workers} workers", settings | weights | side | {"multi_label": several}) as problem:
             rng = trial.rng(f"corpus of {workers}")
             texts = texts_of(rng, 7)
