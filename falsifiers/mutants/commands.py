@@ -424,6 +424,15 @@ def apr_of_two_tokenizer_files(copy: Any, *given: Any) -> None:
         copy(*given)
 
 
+@wrong_step("impl.checkpoint:copy_tokenizer")
+def tokenizer_files_of_other_models(copy: Any, tokenizer: Any, new: Any) -> None:
+    """A file of a tokenizer that is not there under the model's name is taken without it, whichever model it belongs to."""
+    copy(tokenizer, new)
+    plain = tokenizer.with_name("tokenizer_config.json")
+    if plain.is_file():
+        new.with_name(new.name.removesuffix("tokenizer.json") + plain.name).write_bytes(plain.read_bytes())
+
+
 @wrong_step("impl.tensors:Converted.__getitem__")
 def export_cuts_digits_off(getitem: Any, tensors: Any, name: str) -> Any:
     """Numbers of another dtype are cut to half of its digits."""

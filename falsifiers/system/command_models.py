@@ -113,6 +113,7 @@ def models_are_whole(trial: Trial) -> Iterator[Comparison]:
             files = (apr.with_name(f"{name}.{beside}") for name in (APR_NAME, "again"))
             yield from same(f".{beside} of an .apr file that is made of one", *(path.read_bytes() for path in files))
         yield from _exported("folder of an .apr file", problem, back, "float32")
+        yield from _beside_other_models(trial, apr, problem.folder / "beside others")
         wanted = Answers.of(problem, run / "last", texts, labels, np.asarray(0))
         problem.base.rename(problem.folder / "moved")
         trial.commands.run("merge", f"--adapter={run / 'last'}", f"--model={apr}", f"--output={problem.folder / 'again'}")
@@ -124,6 +125,23 @@ def models_are_whole(trial: Trial) -> Iterator[Comparison]:
         by_run, by_part = (trial.commands.run("predict", f"--adapter={each}", *asked).out for each in (run, run / "best"))
         yield from same("what a run's folder answers on a base that is named", by_part, by_run)
     yield trial.near("probabilities with the .apr file for the base", wanted.probabilities, shown)
+
+
+def _beside_other_models(trial: Trial, apr: Path, folder: Path) -> list[Comparison]:
+    """What an .apr file is exported to has its tokenizer.json, and of the files that belong to other models in its folder none."""
+    folder.mkdir()
+    model = folder / f"{APR_NAME}.apr"
+    for path in (apr, apr.with_name(f"{APR_NAME}.{TOKENIZER}")):
+        shutil.copyfile(path, folder / path.name)
+    for other in ("", f"{APR_NAME}.v2.", "other.", APR_NAME, f"{APR_NAME}-"):
+        for name, text in BESIDE_THE_TOKENIZER.items():
+            (folder / f"{other}{name}").write_text(text)
+    written = folder / "written"
+    for output in (written / "folder", written / "new.apr"):
+        trial.commands.run("export", f"--model={model}", f"--output={output}")
+    found = sorted(path.relative_to(written).as_posix() for path in written.rglob("*") if path.is_file())
+    files = [*(f"folder/{name}" for name in (CONFIG, WEIGHTS, TOKENIZER)), "new.apr", f"new.{TOKENIZER}"]
+    return same("files that are made of one among other models' files", files, found)
 
 
 def _merged_after_training(trial: Trial, problem: Small, texts: Sequence[str]) -> list[Comparison]:
