@@ -66,6 +66,10 @@ wrong_steps(
         "Gradients that need no clipping are the given ones, and not a copy.",
         _with("clip_by_global_norm", _unclipped),
     ),
+    operations_merge_nothing_in_its_place=(
+        "A weight with an update of zero is the given one, and not a copy.",
+        _with("lora_merge", lambda right, **given: right(**given) if given["lora_b"].any() else given["weight"]),
+    ),
     float64_rotated_by_float32=("Pairs in float64 are rotated in float32.", _with("rope", _in_float32)),
     float64_entropy_in_float32=(
         "The binary cross-entropy of logits in float64 is computed in float32.",

@@ -56,6 +56,22 @@ def layers_lend_their_moments(forward_only: Step, self: Any, *given: Any) -> Any
 
 
 @wrong_step("impl.projection:Projection.forward")
+def factors_rounded_once(forward: Step, self: Any, x: Any) -> Any:
+    """Without gradients factors in 16 bits are those of the first evaluation, until torch itself counts a write to them."""
+    if torch.is_grad_enabled() or self.lora_A is None or x.dtype != torch.bfloat16:
+        return forward(self, x)
+    factors = [self.lora_A.weight, self.lora_B.weight]
+    own = [each.data for each in factors]
+    kept = vars(self).setdefault("_narrow", {}).setdefault(tuple(each._version for each in factors), [each.clone() for each in own])
+    for each, value in zip(factors, kept, strict=True):
+        each.data = value
+    y = forward(self, x)
+    for each, value in zip(factors, own, strict=True):
+        each.data = value
+    return y
+
+
+@wrong_step("impl.projection:Projection.forward")
 def projection_merges_without_gradients(forward: Step, self: Any, x: Any) -> Any:
     """Without gradients a weight and its update are merged, and rounded together to the dtype of the input."""
     if torch.is_grad_enabled() or self.lora_A is None:

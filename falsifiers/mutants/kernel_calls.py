@@ -450,3 +450,10 @@ def kernel_writes_on_any_device(buffer: Step, name: str, given: Tensor | None, s
     """An output that the caller gives on another device is passed over for a new one, where it has to be refused."""
     found: Tensor = buffer(name, None if given is not None and given.device != like.device else given, shape, like, *dtype)
     return found
+
+
+@wrong_step("impl.operations.nf4:_Nf4Linear.backward")
+def torch_differentiated_once(backward: Step, ctx: Any, *given: Tensor) -> Any:
+    """A gradient of torch's product with weights in NF4 has no derivative."""
+    with torch.no_grad():
+        return backward(ctx, *given)

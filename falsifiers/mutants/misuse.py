@@ -116,3 +116,23 @@ def factors_of_other_targets(require: Any, expected: Any, tensors: Any, source: 
     """Trained tensors are taken for whatever targets they are."""
     if source == "decoder":
         require(expected, tensors, source)
+
+
+@wrong_step("impl.operations.losses:require_class_weights")
+def class_weights_looked_at_once(require: Any, weights: Any, classes: int) -> None:
+    """Class weights that were accepted once are not looked at again, whatever is written to them."""
+    if getattr(weights, "looked_at", None) != classes:
+        require(weights, classes)
+        weights.looked_at = classes
+
+
+@wrong_step("impl.classifier:Classifier.trainable_parameters")
+def trained_by_their_flag(_: Any, self: Any) -> Any:
+    """What requires a gradient is trained and saved, and nothing else."""
+    return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+
+
+@wrong_step("impl.classifier:Classifier.forward")
+def masks_that_are_added_are_numbers(forward: Any, self: Any, input_ids: Any, mask: Any) -> Any:
+    """A mask may be of any numbers, and those that are not zero stand for real tokens."""
+    return forward(self, input_ids, mask.bool())

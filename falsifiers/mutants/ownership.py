@@ -208,3 +208,20 @@ def copies_of_turned_parameters_moved(step: Step, self: Any, *given: Any) -> Non
     step(self, *given)
     for name, value in turned.items():
         self.parameters[name].data.copy_(value)
+
+
+@wrong_step("impl.decoder:Norm.__init__")
+def norms_put_together_once(init: Step, self: Any, path: str, weight: Tensor, eps: float, operation: str = "rms_norm") -> None:
+    """A norm computes with the weight that it was made of, also where another one was put in its place."""
+    from blackswan.impl.dispatch import call
+
+    init(self, path, weight, eps, operation)
+    first = self.weight
+    vars(self)["forward"] = lambda x: call(path, operation, x=x, weight=first, eps=eps)
+
+
+@wrong_step("impl.nf4:Nf4Weight.__init__")
+def codes_not_in_the_state(init: Step, self: Any, *given: Any) -> None:
+    """A model's state dict has no weights in NF4, and one that is loaded leaves those of the model."""
+    init(self, *given)
+    self._non_persistent_buffers_set.update(("codes", "absmax"))

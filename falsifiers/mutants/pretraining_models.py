@@ -26,6 +26,14 @@ wrong_step("impl.pretrain:random_tensors", name="pretrain_random_weights_too_lar
 )
 
 
+@wrong_step("impl.decoder:Decoder.__init__")
+def heads_begin_with_numbers_of_everybody(init: Step, self: Any, config: Any, *given: Any, **named: Any) -> None:
+    """An untied head is drawn from the random numbers that the process shares before it gets its weights."""
+    init(self, config, *given, **named)
+    if not config.tied:
+        torch.nn.Linear(config.hidden, config.vocab, bias=False)
+
+
 @wrong_step("impl.pretrain:random_decoder")
 def random_weights_kept(draw: Step, config: Any, *, seed: int = 0, device: Any = "cpu") -> Any:
     """The weights that were drawn last are kept, and a decoder that is trained writes to them."""

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -359,6 +359,24 @@ def files_changed_in_seconds(read: Step, file: Path, start: int, length: int, st
     """The time of a file's last change is compared in whole seconds."""
     size, when = _state_now(file)
     return read(file, start, length, (size, when) if (size, when // 10**9) == (state[0], state[1] // 10**9) else state)
+
+
+@wrong_step("impl.checkpoint:state_of")
+def files_known_by_their_number(state_of: Step, path: Path) -> Any:
+    """An equal copy of the same time that is in a file's place is refused as another file."""
+    return _Numbered(path, state_of(path), path.stat().st_ino)
+
+
+@dataclass(frozen=True, eq=False)
+class _Numbered:
+    path: Path
+    state: tuple[int, int]
+    number: int
+
+    __hash__ = None  # type: ignore[assignment]  # it is compared alone
+
+    def __eq__(self, now: object) -> bool:
+        return now == self.state and self.path.stat().st_ino == self.number
 
 
 @wrong_step("impl.apr_checkpoint:read_span")

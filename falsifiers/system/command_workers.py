@@ -32,8 +32,8 @@ NO_DEVICE, VOCAB = "cuda:15", 257
 
 @reads_files
 def workers_answer_as_one(trial: Trial) -> Iterator[Comparison]:
-    """Two and three workers record and evaluate what one does, in every field, some of them without a sample, at once or after steps with one;
-    only the first one speaks. A device that all of them would share, or that cannot exchange gradients, is refused.
+    """Two and three workers record and evaluate what one does, in every field, some of them without a sample, at once or after steps with
+    one; only the first one speaks. A device that all of them would share, or that cannot exchange gradients, is refused.
 
     The learning rate moves nothing, so that all numbers are those of the start, and patience ends the run after its second epoch; the
     answers are those of every worker.

@@ -373,7 +373,8 @@ def _changed(trial: Trial) -> list[Comparison]:
 
 def changed_meanwhile(trial: Trial, model: Path, file: Path) -> Iterator[Comparison]:
     """A model one of whose files is written, replaced, cut or removed once its header was read, after it was opened, or as a tensor is
-    read: it is refused by that file's name. It is read where nothing but the rights of the file has changed.
+    read: it is refused by that file's name. It is read where nothing but the rights of the file has changed, or an
+    equal copy of its time is in its place.
 
     What is written differs by a nanosecond in its time alone, later or earlier, and what is cut in its size alone. What the system says of
     a file that it cannot open is said again.
@@ -405,6 +406,12 @@ def changed_meanwhile(trial: Trial, model: Path, file: Path) -> Iterator[Compari
         yield trial.refuses(f"{errno.errorcode[code]} as a tensor is read", ask, re.escape(os.strerror(code)), "OSError")
     whole = trial.files.read_checkpoint(model)
     yield from same(f"{file.name} with other rights", whole, trial.files.read_checkpoint(model, meanwhile=partial(file.chmod, 0o600)))
+
+    def copied() -> None:
+        shutil.copy2(file, other)
+        other.replace(file)
+
+    yield from same(f"{file.name}, an equal copy of its time in its place", whole, trial.files.read_checkpoint(model, meanwhile=copied))
 
 
 def refuses_tokenizer(trial: Trial) -> list[Comparison]:

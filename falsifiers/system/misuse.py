@@ -18,6 +18,7 @@ BATCHES = {
 }
 """What is wrong with a batch, and a word of the refusal."""
 CALLS = ("train_batch", "accumulate", "apply", "apply_gradient_vector", "rate", "set_rate")
+WEIGHTS = ("of 0.0", "of -1.0", "of nan", "of inf")
 ARCHITECTURES: tuple[tuple[str, float | str], ...] = (
     *(("theta", value) for value in (0.0, float("inf"), float("nan"))),
     *(("eps", value) for value in (0.0, 1.0, float("nan"))),
@@ -29,10 +30,16 @@ MISUSES = {
     **{f"a norm of {norm}": ("max_norm", "ValueError") for norm in (0.0, -1.0, float("nan"))},
     "class weights with several labels": ("class weights", "ValueError"),
     "a loss of class weights with several labels": ("class weights", "ValueError"),
-    **{f"a class weight {what}": ("class.weights", "ValueError") for what in ("fewer", "of 0.0", "of -1.0", "of nan", "of inf")},
+    **{f"a class weight {what}": ("class.weights", "ValueError") for what in ("fewer", *WEIGHTS)},
+    **{f"a class weight {what} after a step": ("class.weights", "ValueError") for what in WEIGHTS},
+    "logits of a mask that is added": ("mask|positions", "ValueError"),
     **{f"{call} after all of {steps} steps": (f"after {steps} steps", "IndexError") for steps in (0, 1) for call in CALLS},
     **{f"{name} factors than targets": ("adapter and head", "ValueError") for name in ("more", "fewer", "wider")},
-    **{f"the {which} parameter without a gradient": ("has no gradient", "RuntimeError") for which in ("first", "last")},
+    **{
+        f"the {which} parameter without a gradient{when}": ("has no gradient", "RuntimeError")
+        for which in ("first", "last")
+        for when in ("", ", before its trainer")
+    },
     **{f"{call}: {name}": (word, "ValueError") for call in ("train_batch", "accumulate", "forward_only") for name, word in BATCHES.items()},
     **{f"{call}: no sample": ("empty", "ValueError") for call in ("train_batch", "accumulate")},
     **{f"the share of rank {rank} of 2": (f"rank {rank}", "ValueError") for rank in (-1, 2)},

@@ -35,7 +35,8 @@ def handed_tensors_stay(trial: Trial) -> Iterator[Comparison]:
         yield from same(f"{kind}: what was handed over", before, hand.content())
         hand.overwrite()
         yield from same(f"{kind}: once that was written over", alone, hand.work(objects[2]))
-    yield from same("a copy of a pipeline", works["a pipeline"], works["a copy of a pipeline"])
+    for one, like in (("a pipeline", "a copy of a pipeline"), ("a classifier in NF4", "a classifier in NF4 of a state dict")):
+        yield from same(f"{like} beside {one}", works[one], works[like])
     listed = trial.ownership.listed(work)
     yield from same("names of tensors after the lists were emptied", listed[: len(listed) // 2], listed[len(listed) // 2 :])
     then, now = trial.ownership.recorded(work, weights)

@@ -109,6 +109,7 @@ def _as_families_begin(trial: Trial) -> list[Comparison]:
     products = np.abs(np.triu(alike @ alike.T / count, 1))
     plain = {name: value for name, value in tensors.items() if value.ndim == 1}
     bound = 7 / np.sqrt(len(drawn))
+    moved = {f"tied {tied}": trial.pretrainer.draws({**scalars, "tied": tied}, trial.seed) for tied in (False, True)}
     before = [
         value_at_most(f"numbers of the seed {seed} less those of before", float(np.abs(first / 0.02 - earlier).max()), 1e-3)
         for seed, earlier in EARLIER.items()
@@ -116,6 +117,7 @@ def _as_families_begin(trial: Trial) -> list[Comparison]:
     ]
     return [
         *before,
+        *same("random numbers of the process that were drawn or seeded", dict.fromkeys(moved, ()), moved),
         *same("vectors", {name: np.full_like(value, not name.endswith(".bias")) for name, value in plain.items()}, plain),
         value_inside("mean of the matrices / 0.02", float(drawn.mean()), -bound, bound),
         value_inside("mean square of the matrices / 0.02²", float(np.square(drawn).mean()), 1 - np.sqrt(2) * bound, 1 + np.sqrt(2) * bound),

@@ -77,7 +77,8 @@ def _of_models(rng: Generator) -> Iterator[Asked]:
     yield "swiglu", {"gate": x, "up": x[::-1].copy()}, {}
     yield from (("pool", {"x": x, "mask": mask}, {"mode": mode}) for mode in ("mean", "last", "first"))
     yield "lora_linear", {"x": x, **matrix, **factors, "bias": rng.normal(size=3)}, {"alpha": 3.0}
-    yield from ((operation, {**matrix, **factors}, {"alpha": 3.0}) for operation in ("lora_merge", "lora_unmerge"))
+    for operation, times in product(("lora_merge", "lora_unmerge"), (1, 0)):  # an adapter has a B of zeros before its first step
+        yield operation, {**matrix, **factors, "lora_b": times * factors["lora_b"]}, {"alpha": 3.0}
 
 
 def _of_losses(rng: Generator) -> Iterator[Asked]:

@@ -31,7 +31,7 @@ class Kernels(Door):
     def stand_ins(self) -> list[Answer]:
         """In the places of operations, on values that lie otherwise in memory or are of another dtype, and misused."""
         module = self._module("stand_ins")
-        return [*module.as_plain(), *module.in_float64(), *module.misuses()]
+        return [*module.as_plain(), *module.in_float64(), *module.differentiated_twice(), *module.misuses()]
 
     def packed(self) -> list[Answer]:
         """Attention of packed sequences of several lengths, beside float64's."""

@@ -40,16 +40,26 @@ def _of_trainers(pipeline: ClassifyPipeline) -> Calls:
     yield "a class weight fewer", partial(make, class_weights=weights[1:])
     for value in (0.0, -1.0, float("nan"), float("inf")):
         yield f"a class weight of {value}", partial(make, class_weights=torch.cat([weights[1:], torch.tensor([value])]))
+        yield f"a class weight of {value} after a step", partial(_spoiled, partial(make, class_weights=weights), _batch(pipeline), value)
     for steps, call in product((0, 1), ("train_batch", "accumulate", "apply", "apply_gradient_vector", "rate", "set_rate")):
         yield f"{call} after all of {steps} steps", partial(_after_the_end, partial(make, total_steps=steps), _batch(pipeline), call)
 
-    def without_gradient(place: int) -> None:
-        trainer = make()
-        list(trainer.optimiser.parameters.values())[place].requires_grad_(False)
-        trainer.train_batch(_batch(pipeline))
+    def without_gradient(place: int, *, early: bool) -> None:
+        trainer, parameters = make(), list(pipeline.classifier.trainable_parameters().values())
+        parameters[place].requires_grad_(False)
+        (make() if early else trainer).train_batch(_batch(pipeline))
 
-    for which, place in (("first", 0), ("last", -1)):
-        yield f"the {which} parameter without a gradient", partial(without_gradient, place)
+    for (which, place), (when, early) in product((("first", 0), ("last", -1)), (("", False), (", before its trainer", True))):
+        yield f"the {which} parameter without a gradient{when}", partial(without_gradient, place, early=early)
+
+
+def _spoiled(make: Callable[[], Trainer], batch: Batch, value: float) -> None:
+    """Weights that were accepted are written to."""
+    trainer = make()
+    trainer.train_batch(batch)
+    assert trainer.class_weights is not None
+    trainer.class_weights[0] = value
+    trainer.train_batch(batch)
 
 
 def _after_the_end(make: Callable[[], Trainer], batch: Batch, call: str) -> None:
@@ -92,6 +102,9 @@ def _of_batches(pipeline: ClassifyPipeline) -> Calls:
     for name, given in bad.items():
         for call in ("train_batch", "accumulate", "forward_only"):
             yield f"{call}: {name}", partial(getattr(pipeline.trainer, call), given)
+    added = torch.where(batch.mask, 0.0, float("-inf"))
+    added[:, -1] = float("-inf")
+    yield "logits of a mask that is added", partial(pipeline.classifier, batch.input_ids, added)
     for call in ("train_batch", "accumulate"):
         yield f"{call}: no sample", partial(getattr(pipeline.trainer, call), Batch(batch.input_ids[:0], batch.mask[:0], batch.labels[:0]))
 

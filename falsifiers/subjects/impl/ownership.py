@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
@@ -226,6 +227,21 @@ def _classifier(work: Workload, held: Tensors, place: torch.device) -> Used:
     return lambda: _stepped(trainer, held)
 
 
+def _quantised(work: Workload, held: Tensors, place: torch.device) -> Used:
+    """A classifier in NF4, doubly quantised."""
+    trainer = _trainer(replace(work, nf4=True, double_quantize=True), held, place)
+    return lambda: _stepped(trainer, held)
+
+
+def _assigned(work: Workload, held: Tensors, place: torch.device) -> Used:
+    """A classifier in NF4 of other tensors, in whose places those of a state dict are put."""
+    work = replace(work, nf4=True, double_quantize=True)
+    trainer = _trainer(work, {name: 1 - value.detach() if value.is_floating_point() else value for name, value in held.items()}, place)
+    trainer.classifier.load_state_dict(_trainer(work, held, place).classifier.state_dict(), assign=True)
+    anew = Trainer(trainer.classifier, total_steps=None, micro_batch=work.batch, learning_rate=1e-3)
+    return lambda: _stepped(anew, held)
+
+
 def _class_weights(work: Workload, held: Tensors, place: torch.device) -> Used:
     made = _trainer(work, held, place).classifier
     trainer = Trainer(made, total_steps=STEPS, micro_batch=work.batch, learning_rate=RATE, class_weights=held["class weights"])
@@ -417,6 +433,8 @@ _GIVEN: dict[str, Callable[[Workload, Tensors, torch.device], Tensors]] = {
 """By kind of object, the further tensors that are handed to it; they are made of the weights."""
 _OPENED: dict[str, Callable[[Workload, Tensors, torch.device], Used]] = {
     "a classifier": _classifier,
+    "a classifier in NF4": _quantised,
+    "a classifier in NF4 of a state dict": _assigned,
     "a pipeline": _pipeline,
     "a copy of a pipeline": _copied_pipeline,
     "class weights": _class_weights,

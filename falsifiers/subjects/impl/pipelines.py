@@ -171,7 +171,9 @@ class Pipeline(Session):
         return np.array(self._pipeline.gradient_vector().cpu())
 
     def take_parameters_out(self) -> None:
-        """Takes all parameters out of what says which are trained, as a program does that trains others alone."""
+        """Takes all parameters out of what says which are trained, as a program does that trains others alone; the embedding requires a
+        gradient then, as for one that asks what the loss owes to each token."""
+        self._pipeline.classifier.model.embed_tokens.weight.requires_grad_(True)
         self._pipeline.classifier.trainable_parameters().clear()
 
     def apply_gradient_vector(self, vector: Array) -> told.Passed:

@@ -36,6 +36,7 @@ from blackswan.falsifiers.subjects.impl.slow_disk import slow, until_the_next_st
 from blackswan.falsifiers.subjects.impl.watching import broken_off, failing
 from blackswan.falsifiers.subjects.patching import opening
 from blackswan.falsifiers.subjects.protocol import Session
+from blackswan.falsifiers.subjects.shared import random_states
 from blackswan.impl import decoder_optimiser, dispatch, pretrain, pretrain_run, token_shards
 from blackswan.impl.checkpoint import load_decoder
 from blackswan.impl.commands import pretrain as command
@@ -271,6 +272,13 @@ class Pretrainer(Door):
     def random(self, architecture: Architecture, seed: int, *, turned: bool = False) -> "TrainedDecoder":
         """A decoder with random weights; `turned`, the matrices lie column by column in memory."""
         return TrainedDecoder(self._random(architecture, seed, turned=turned))
+
+    def draws(self, architecture: Architecture, seed: int) -> tuple[str, ...]:
+        """Whose random numbers, of those that a process shares, are others after a decoder with random weights was made."""
+        torch.rand(())  # so that a generator that is seeded as before has changed, too
+        before = random_states()
+        self._random(architecture, seed)
+        return tuple(owner for owner, state in random_states().items() if state != before[owner])
 
     def load(self, folder: Path, dtype: str = "float32", nf4: bool = False) -> "TrainedDecoder":
         """The decoder of a checkpoint, whose tokenizer can be read too."""

@@ -162,12 +162,23 @@ def _stored(block: int) -> dict[str, Any]:
     return {"codes": torch.zeros(96, dtype=torch.uint8), "absmax": torch.ones(192 // block)}
 
 
-def _twice(function: Callable[..., Tensor], arguments: dict[str, Any], name: str) -> None:
-    """A penalty of the gradient, which has to reach the input."""
+def differentiated_twice() -> Iterator[Answer]:
+    """A second derivative of torch's product with weights in NF4 is that of the product with these weights."""
+    x, (codes, absmax) = _drawn(2, 3, 32).double(), OPERATIONS["nf4_quantize"](_drawn(6, 32), BLOCK)
+    stored = {"codes": codes, "absmax": absmax, "block_size": BLOCK}
+    weight = OPERATIONS["nf4_dequantize"](**stored, rows=6, columns=32, dtype=torch.float64)
+    found = _twice(OPERATIONS["nf4_linear"], {"x": x, **stored, "in_features": 32, "out_features": 6}, "x")
+    yield "nf4_linear, a second derivative", to_numpy(_twice(OPERATIONS["linear"], {"x": x, "weight": weight}, "x")), to_numpy(found)
+
+
+def _twice(function: Callable[..., Tensor], arguments: dict[str, Any], name: str) -> Tensor:
+    """The gradient of a result and a penalty of its gradient, which has to reach the input."""
     leaf = arguments[name].detach().requires_grad_()
     y = function(**{**arguments, name: leaf}).sum()
     (gradient,) = torch.autograd.grad(y.square(), leaf, create_graph=True)
     (y + gradient.square().sum()).backward()
+    found: Tensor = leaf.grad
+    return found
 
 
 def _refused(
