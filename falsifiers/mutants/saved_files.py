@@ -512,3 +512,10 @@ def truncated_files_have_changed(header: Any, path: Path) -> Any:
 def names_by_their_tensors(has: Any, tensors: Any, name: Any) -> bool:
     """Whether there is a tensor of a name is found by reading it."""
     return bool(has(tensors, name) and tensors[name] is not None)
+
+
+@wrong_step("impl.tensors:Converted.__init__")
+def conversions_of_conversions_skipped(make: Any, self: Any, tensors: Any, **given: Any) -> None:
+    """What is converted already is converted from what lies under it."""
+    make(self, tensors, **given)
+    self._tensors = getattr(tensors, "_tensors", tensors)

@@ -329,11 +329,14 @@ def checkpoint_arrives_exactly(trial: Trial) -> Iterator[Comparison]:
     """Every tensor of the shipped checkpoint is loaded bit for bit, and no other tensor; also where no call reads a whole one.
 
     Tensors that were loaded stay as they are when the file, an .apr file too, is written over. They are on the CPU, whichever device is
-    torch's default.
+    torch's default. Those that are asked for in bfloat16 and then in float32 are rounded.
     """
     stored = load_file(CHECKPOINT / WEIGHTS)
     least = min(value.nbytes for value in stored.values())
     yield from (each for most in (None, least // 2) for each in same_tensors(stored, trial.files.load_decoder(CHECKPOINT, most)))
+    names = sorted(stored)[:2]
+    narrow = {name: value.astype(STORAGE["bfloat16"]).astype(np.float32) for name, value in stored.items() if name not in names}
+    yield from same_tensors(narrow, trial.files.converted(CHECKPOINT, names, "bfloat16", "float32"))
     yield from same("names that a checkpoint has", [True, False], trial.files.names_alone(CHECKPOINT, [EMBEDDING, "surplus"]))
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(shutil.copytree(CHECKPOINT, Path(folder) / "copy"))

@@ -33,6 +33,7 @@ from blackswan.falsifiers.subjects.patching import opening
 from blackswan.falsifiers.subjects.shared import default_dtype
 from blackswan.impl import adapter, apr_write, checkpoint, merge, tokens
 from blackswan.impl.classifier import Adaptation, Classifier
+from blackswan.impl.tensors import Converted, Tensors
 from blackswan.reference.table import Array
 
 NAMED: dict[str, dict[Any, Any]] = {"id2label": {0: "safe", 1: "unsafe"}, "label2id": {"safe": 0, "unsafe": 1}}
@@ -157,6 +158,13 @@ class Files(Door):
         with tempfile.TemporaryDirectory() as parent:
             opened = checkpoint.load_checkpoint(Path(shutil.copytree(folder, Path(parent) / "copy")))
         return [name in opened.tensors for name in names]
+
+    def converted(self, folder: Path, without: Sequence[str], *dtypes: str) -> dict[str, Array]:
+        """A checkpoint's tensors after they were asked for in one dtype after the other, and each time without the next of those names."""
+        tensors: Tensors = checkpoint.load_checkpoint(folder).tensors
+        for name, dtype in zip(without, dtypes, strict=True):
+            tensors = Converted(tensors, dtype=getattr(torch, dtype), device="cpu", without=[name])
+        return {name: to_numpy(value) for name, value in tensors.items()}
 
     def adapter_logits(self, folder: Path, base: Path, input_ids: Array, mask: Array) -> Array:
         """The logits [samples, classes] in float32 of the checkpoint with the adapter, both loaded from their folders."""
