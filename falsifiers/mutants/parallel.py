@@ -151,6 +151,14 @@ def parallel_sums_the_first_chunk(summed: Any, group: Any, tensor: Any) -> Any:
 
 
 @wrong_step("impl.group:DistributedGroup.sum")
+def sums_of_what_was_given_before(summed: Any, group: Any, tensor: Any) -> Any:
+    """A worker that gives the numbers that it gave before has the sum that it had then."""
+    total = summed(group, tensor)
+    kept = vars(group).setdefault("kept", {})
+    return kept.setdefault((tensor.dtype, tensor.shape, bytes(tensor.detach().cpu().numpy())), total)
+
+
+@wrong_step("impl.group:DistributedGroup.sum")
 def workers_sum_in_float32(summed: Any, group: Any, tensor: Any) -> Any:
     """Losses in float64 and counts are summed over the workers in float32."""
     return summed(group, tensor.float()).to(tensor.dtype)

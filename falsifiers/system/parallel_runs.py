@@ -133,7 +133,8 @@ def several_agree(trial: Trial) -> Iterator[Comparison]:
     They sum in their order: float32 has other bits in another one; and float64 and large counts in their own dtype. A tensor differs by
     two signs in float64, by the sign of a zero, by two elements and by two whole chunks that are exchanged. Tensors in float16 and uint8,
     whose bytes four does not divide, differ in their last number. Texts of about as many bytes as powers of two arrive as they are, with
-    a character of 1 to 4 bytes there at each of its places, long beside short. A long vector is summed in parts.
+    a character of 1 to 4 bytes there at each of its places, long beside short. A long vector is summed in parts. What others give
+    counts where a worker gives the same again.
     """
     rng = trial.rng("several")
     alike = np.broadcast_to(rng.standard_normal(4 * SEVERAL_CHUNK), (SEVERAL, 4 * SEVERAL_CHUNK))
@@ -162,9 +163,12 @@ def several_agree(trial: Trial) -> Iterator[Comparison]:
     told.append(f"ValueError: rank {SEVERAL - 2} of {SEVERAL}: the first (also on rank {SEVERAL - 1})")
     told.append(f"OSError {errno.ENOSPC}: rank {SEVERAL - 1} of {SEVERAL}: ")
     told += [f"WorkerFailed: rank {SEVERAL - 1} of {SEVERAL}: ", ""]
-    groups: list[list[Array]] = [[own, precise, counted], [signs], [places], [pieces], [zero], [alike], [alike, one, other], [half], [byte]]
+    again = np.concatenate([own[:1], -own[1:]])  # the first worker gives what it gave before, and the others do not
+    moved: list[list[Array]] = [[signs], [places], [pieces], [zero], [alike], [alike, one, other], [half], [byte]]
+    groups = [[own, precise, counted, again], *moved]
     totals = [reduce(np.add, each) for each in groups[0]]
-    sent = [texts, *(each for power in POWERS for each in rng.permutation(_texts(power)).reshape(-1, SEVERAL).tolist())]
+    sent = [texts, [texts[0], *map(str, range(1, SEVERAL))]]
+    sent += [each for power in POWERS for each in rng.permutation(_texts(power)).reshape(-1, SEVERAL).tolist()]
     for rank, (said, summed, got) in enumerate(trial.trainer.agree(groups, sent, reasons, SEVERAL_CHUNK)):
         begun = [text[: len(expected)] if expected else text for text, expected in zip(said, told, strict=False)]
         yield from same(f"what rank {rank} of several is told", told, begun)
