@@ -164,10 +164,10 @@ def several_agree(trial: Trial) -> Iterator[Comparison]:
     told.append(f"OSError {errno.ENOSPC}: rank {SEVERAL - 1} of {SEVERAL}: ")
     told += [f"WorkerFailed: rank {SEVERAL - 1} of {SEVERAL}: ", ""]
     again = np.concatenate([own[:1], -own[1:]])  # the first worker gives what it gave before, and the others do not
-    moved: list[list[Array]] = [[signs], [places], [pieces], [zero], [alike], [alike, one, other], [half], [byte]]
-    groups = [[own, precise, counted, again], *moved]
+    groups: list[list[Array]] = [[own, precise, counted, again], [signs], [places], [pieces], [zero]]
+    groups += [[alike], [alike, one, other], [half], [byte]]
     totals = [reduce(np.add, each) for each in groups[0]]
-    sent = [texts, [texts[0], *map(str, range(1, SEVERAL))]]
+    sent: list[list[str]] = [texts, [texts[0], *map(str, range(1, SEVERAL))]]
     sent += [each for power in POWERS for each in rng.permutation(_texts(power)).reshape(-1, SEVERAL).tolist()]
     for rank, (said, summed, got) in enumerate(trial.trainer.agree(groups, sent, reasons, SEVERAL_CHUNK)):
         begun = [text[: len(expected)] if expected else text for text, expected in zip(said, told, strict=False)]
