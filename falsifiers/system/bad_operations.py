@@ -16,6 +16,8 @@ Bad = tuple[str, dict[str, Any], str]
 BLOCK = 64
 LARGE = 6e4
 """A number that float16 holds, and no sum of two of them."""
+MANY = 2**20
+"""More numbers than are looked at together by whoever looks at them in parts."""
 LOSSES = ("weighted_cross_entropy", "cross_entropy_per_sample", "bce_with_logits", "lm_cross_entropy")
 
 
@@ -35,7 +37,7 @@ def operations_refuse(trial: Trial) -> Iterator[Comparison]:
         logits = whole[operation]["logits"]
         trial.devices.operate(operation, whole[operation] | {"logits": np.full(logits.shape, LARGE, np.float16)}, "torch")
     yield _padded_without_end(trial, whole["pool"])
-    for operation, changes, message in [*_of_losses(rng, whole), *_of_models(whole), *_of_steps(rng, whole)]:
+    for operation, changes, message in [*_of_losses(rng, whole), *_of_models(whole), *_of_steps(rng, whole), *_of_many(whole)]:
         what = " and ".join(f"{name} {value.shape if np.ndim(value) else value}" for name, value in changes.items())
         for backend in backends[operation]:
             ask = partial(trial.devices.operate, operation, whole[operation] | changes, backend)
@@ -150,6 +152,29 @@ def _of_steps(rng: Generator, whole: dict[str, dict[str, Any]]) -> Iterator[Bad]
     yield from (("adamw_step", {"step": step}, "step") for step in (0, -1))
     yield from (("learning_rate_schedule", {"warmup_fraction": value}, "warmup_fraction") for value in (-0.125, 1.125, np.nan))
     yield from (("learning_rate_schedule", {"kind": kind}, "schedule") for kind in ("step", ""))
+
+
+def _of_many(whole: dict[str, dict[str, Any]]) -> Iterator[Bad]:
+    """Many rows, of which the last has a bad number, which is named by its own place, in whatever parts they are looked at."""
+    vocab = whole["lm_cross_entropy"]["logits"].shape[-1]
+    for operation, name, beside, value in (
+        *((operation, "logits", ("labels",), np.nan) for operation in ("weighted_cross_entropy", "cross_entropy_per_sample")),
+        ("weighted_cross_entropy", "labels", ("logits",), -1),
+        *(("bce_with_logits", *each) for each in (("logits", ("targets",), np.inf), ("targets", ("logits",), 2.0))),
+        *(("lm_cross_entropy", *each) for each in (("logits", ("input_ids", "mask"), np.nan), ("input_ids", ("logits", "mask"), vocab))),
+        ("embedding", "input_ids", (), -1),
+        ("average_gradients", "counts", ("gradients",), 0),
+        ("clip_by_global_norm", "gradients", (), np.nan),
+    ):
+        given = whole[operation]
+        times = MANY // given[name].size + 1
+        many = {each: np.concatenate([given[each]] * times) for each in (name, *beside)}
+        bad = many[name].copy()
+        bad.flat[-1] = value
+        yield operation, many | {name: bad}, _named(name, many[name], bad)
+    mask = np.ones((MANY, whole["pool"]["mask"].shape[1]), bool)
+    mask[-1] = False
+    yield "pool", {"mask": mask, "x": np.zeros((*mask.shape, 1), np.float32)}, rf"mask\[{MANY - 1}\]"
 
 
 def _normal(rng: Generator, *shape: int) -> Any:

@@ -45,6 +45,16 @@ def _beside_16_bits(trial: Trial, rng: Generator) -> Iterator[Comparison]:
                 yield value_at_most(f"{operation} with {narrow} in 16 bits: error of {name}", off, BESIDE_16_BITS)
 
 
+def operations_of_many_rows(trial: Trial) -> Iterator[Comparison]:
+    """Each operation gives for a million rows, in which some are there again and again, what it gives for these; so do its gradients, of
+    which that of a weight is the sum over all rows. Codes of NF4 are the same."""
+    for name, expected, actual in trial.devices.many_rows():
+        if expected.dtype.kind == "f":
+            yield trial.near(name, expected, actual)
+        else:
+            yield from same(name, expected, actual)
+
+
 def operations_own_their_memory(trial: Trial) -> Iterator[Comparison]:
     """Each operation answers in memory of its own, forward and backward, and leaves its arguments and the state of the process as they are.
 

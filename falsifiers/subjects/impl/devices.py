@@ -27,6 +27,7 @@ from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.blocks import KINDS, Block, backends_after_estimates, settings_after_imports
 from blackswan.falsifiers.subjects.impl.hand_written import Steps
 from blackswan.falsifiers.subjects.impl.large import changed_when_repeated, last_rows
+from blackswan.falsifiers.subjects.impl.many_rows import many_rows
 from blackswan.falsifiers.subjects.impl.openings import Opening
 from blackswan.falsifiers.subjects.impl.watching import broken_off
 from blackswan.falsifiers.subjects.patching import opening
@@ -258,6 +259,10 @@ class Devices(Door):
         with dispatch.backend(backend):
             result = dispatch.call(operation, operation, **given)
         return [to_numpy(each) for each in (result if isinstance(result, tuple) else (result,))]
+
+    def many_rows(self) -> Iterator[tuple[str, Array, Array]]:
+        """Of operations by torch on the CPU results and gradients of many rows, as few give them and as they are."""
+        return many_rows()
 
     @property
     def block_kinds(self) -> tuple[str, ...]:
