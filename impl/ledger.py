@@ -5,6 +5,7 @@ allocated yet; memory of programs that reserve nothing shows in what the device 
 dropped by whoever looks next. Linux only: a process is told from a later one of the same id by its start time in /proc.
 """
 
+import copyreg
 import fcntl
 import json
 import os
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import torch
 
@@ -37,6 +38,10 @@ class InsufficientMemory(RuntimeError):  # noqa: N818  a state of the host, not 
             f"{device}: {size(needed)} needed, {size(self.available)} available: {size(memory.free)} of {size(memory.total)} are free, "
             f"{size(reserved)} are reserved by others{holders}; take a smaller batch or sequence, NF4, or wait for the others"
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As a pool of processes carries what a worker raises to who asked: the message and the numbers, without making them anew."""
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]  # typeshed lacks it
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,10 @@ class Ledger:
             if created:
                 self._share(lock)
             fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it with the process
-            yield
+            try:
+                yield
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked meanwhile has the file open too
 
     def _share(self, file: IO[str]) -> None:
         """Whoever may use the folder may use the file."""

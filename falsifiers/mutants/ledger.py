@@ -191,6 +191,13 @@ def memory_of_a_process_named_once(init: Step, self: Any, device: str, needed: i
     init(self, device, needed, memory, reserved, f" ({', '.join(': '.join(each) for each in last.items())})")
 
 
+wrong_step(
+    "impl.ledger:InsufficientMemory.__reduce__",
+    name="memory_refused_in_one_process",
+    doc="A refusal that a worker sends to another process cannot be made there again.",
+)(lambda _, self: RuntimeError.__reduce__(self))
+
+
 @wrong_step("impl.ledger:Reservation.__exit__")
 def ledger_of_failed_blocks_stays(leave: Step, self: Any, kind: Any = None, *given: Any) -> None:
     """A block that fails keeps its reservation."""
@@ -391,6 +398,13 @@ wrong_step("impl.ledger:fcntl.flock", name="ledger_locked_by_its_process", doc="
 
 
 @wrong_step("impl.ledger:fcntl.flock")
+def ledger_stays_locked_by_a_child(lock: Step, file: Any, how: int) -> None:
+    """The lock goes with the last process that has its file open, as a child has that was forked meanwhile."""
+    if how != fcntl.LOCK_UN:
+        lock(file, how)
+
+
+@wrong_step("impl.ledger:fcntl.flock")
 def ledger_waits_with_patience(lock: Step, file: Any, how: int) -> Any:
     """Who has waited for the lock for a while goes on without it."""
     for _ in range(2000):
@@ -423,6 +437,14 @@ def ledger_of_the_parent(acquire: Step, self: Any, *given: Any) -> Any:
     """A forked process reserves under the id of its parent, which lives on when it is killed."""
     with patch("os.getpid", os.getppid) if multiprocessing.parent_process() else nullcontext():
         return acquire(self, *given)
+
+
+@wrong_step("impl.ledger:Ledger.acquire")
+def ledger_looks_before_it_waits(acquire: Step, self: Any, device: Any, count: int) -> Any:
+    """What a card has free is looked at before the ledger is waited for, while others take it or give it back."""
+    seen = self._memory(device)
+    with patch.object(self, "_memory", lambda _: seen):
+        return acquire(self, device, count)
 
 
 @wrong_step("impl.ledger:_require_count")

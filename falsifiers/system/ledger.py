@@ -109,7 +109,7 @@ def _card(rng: Generator) -> Card:
 
 def race_stays_within_capacity(trial: Trial) -> list[Comparison]:
     """Processes that reserve at once never hold more than the device has; each ends, some of them got memory, and nothing is left. Threads
-    of one process wait for each other too, for hours where they must."""
+    of one process wait for each other too, for hours where they must, and not for a child that one of them has forked."""
     fitting = int(trial.rng("race").integers(1, 3))
     room = fitting * GIB + GIB // 2
     context = multiprocessing.get_context("fork")
@@ -131,7 +131,8 @@ def race_stays_within_capacity(trial: Trial) -> list[Comparison]:
                 held.value -= 1
             ledger.release(reservation)
 
-    with _ledger(trial, [Card(room, room)]) as ledger:
+    cards = [Card(room, room)]
+    with _ledger(trial, cards) as ledger:
         processes = [context.Process(target=hold, args=(ledger,)) for _ in range(PROCESSES)]
         for process in processes:
             process.start()
@@ -139,13 +140,27 @@ def race_stays_within_capacity(trial: Trial) -> list[Comparison]:
             process.join()
         left = ledger.reserved()
         beside = ledger.entered_beside(ledger.acquire(0, GIB))
+        shut = ledger.shut_by_a_child()
+        waited = list(_waiting(trial, ledger, cards))
     return [
         *same("who is in the ledger beside one that waited for the last release", [], beside),
+        *same("shut by a child that was forked inside", False, shut),
+        *waited,
         value_inside("held together", peak.value, 0, fitting),
         *same("exit status of each process", [0] * PROCESSES, [process.exitcode for process in processes]),
         value_at_least("reservations", gained.value, fitting),
         *same("left over", [0], left),
     ]
+
+
+def _waiting(trial: Trial, ledger: "Ledger", cards: list[Card]) -> Iterator[Comparison]:
+    """Who waits for the ledger is given of what is free when it gets in, and not of what was free when it came."""
+    full = cards[0]
+    for reservation in (None, ledger.acquire(0, 0)):
+        label = "acquire" if reservation is None else "update"
+        ask = partial(ledger.after_waiting, partial(cards.__setitem__, 0, replace(full, free=MIB)), 0, GIB, reservation)
+        yield trial.refuses(f"{label}: memory that was taken while it waited", ask, "needed", "InsufficientMemory")
+        ledger.release(ledger.after_waiting(partial(cards.__setitem__, 0, full), 0, GIB, reservation))
 
 
 def _granted(ask: Callable[[], int]) -> int | None:
@@ -330,6 +345,8 @@ def _refused_in(trial: Trial, unit: int, shown: str, most: int) -> Iterator[Comp
         ledger.acquire(1 - at, unit)
         ask = partial(ledger.run, at, needed * unit, partial(entered.append, needed))
         yield trial.refuses("more than is available", ask, numbers, "InsufficientMemory")
+        ask = partial(ledger.run_by_a_worker, at, needed * unit)
+        yield trial.refuses("more than is available, told by a worker", ask, numbers, "InsufficientMemory")
         ledger.run(at, available * unit, partial(entered.append, available))
         yield trial.refuses("a block that fails", partial(ledger.run, at, unit, _failing), "block", "ArithmeticError")
         yield from same("reserved after a block that failed", others * unit, ledger.reserved()[at])

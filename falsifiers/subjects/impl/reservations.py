@@ -6,6 +6,7 @@ import io
 import json
 import multiprocessing
 import os
+import pickle
 import random
 import re
 import tempfile
@@ -244,10 +245,55 @@ class Ledger(Session):
                 other.join(LONGEST)
         return beside
 
+    def after_waiting(self, meanwhile: Callable[[], object], card: int, count: int, reservation: int | None = None) -> int:
+        """Reserves bytes, or changes the number of a reservation's; `meanwhile` happens while it waits for the ledger."""
+
+        def lock(real: Callable[..., None], *arguments: Any) -> None:
+            meanwhile()
+            real(*arguments)
+
+        locks: dict[str, Any] = {each: partial(lock, getattr(fcntl, each)) for each in ("flock", "lockf")}
+        with mock.patch.multiple(fcntl, **locks):
+            if reservation is None:
+                return self.acquire(card, count)
+            self.update(reservation, count)
+            return reservation
+
+    def shut_by_a_child(self) -> bool:
+        """Whether nobody gets into the ledger once this process has left it, because a child lives on that was forked meanwhile, as another
+        thread may fork one."""
+        context, children = multiprocessing.get_context("fork"), list[Any]()
+
+        def lock(real: Callable[..., None], *arguments: Any) -> None:
+            real(*arguments)
+            if not children:
+                children.append(context.Process(target=time.sleep, args=[2 * LONGEST], daemon=True))
+                children[0].start()
+
+        locks: dict[str, Any] = {each: partial(lock, getattr(fcntl, each)) for each in ("flock", "lockf")}
+        with mock.patch.multiple(fcntl, **locks):
+            self._book.entries()
+        other = threading.Thread(target=self._book.entries, daemon=True)
+        other.start()
+        other.join(LONGEST)
+        shut = other.is_alive()
+        for child in children:
+            child.kill()
+            child.join()
+        other.join()
+        return shut
+
     def run(self, card: int, count: int, block: Callable[[], object]) -> None:
         """Calls `block`, which needs so many bytes of the card, as a run is started."""
         with ledger.reserve(torch.device("cuda", card), count, self._book):
             block()
+
+    def run_by_a_worker(self, card: int, count: int) -> None:
+        """Runs nothing for which so many bytes are needed; what that raises comes here as from a worker of a pool of processes."""
+        try:
+            self.run(card, count, lambda: None)
+        except Exception as error:
+            raise pickle.loads(pickle.dumps(error)) from None  # noqa: S301  # written by this program
 
     def restart(self, *, of_the_host: bool) -> None:
         """Makes all entries those of earlier processes of the same ids: before the host was started again, at the same time after its
