@@ -120,6 +120,17 @@ wrong_steps(
 
 
 @wrong_step("impl.decoder:Decoder.loss")
+def decoder_loss_within_pieces(loss: Step, self: Any, input_ids: Any, mask: Any) -> Any:
+    """Of a row of more than 64 tokens the last one of each 64 predicts nothing."""
+    if input_ids.shape[1] <= 64:
+        return loss(self, input_ids, mask)
+    parts = zip(*(value.split(64, dim=1) for value in (self.logits(self(input_ids, mask)), input_ids, mask)), strict=True)
+    counted = [(int((real[:, :-1] & real[:, 1:]).sum()), logits, ids, real) for logits, ids, real in parts]
+    means = [count * OPERATIONS["lm_cross_entropy"](*part) for count, *part in counted if count]
+    return sum(means) / sum(count for count, *_ in counted)
+
+
+@wrong_step("impl.decoder:Decoder.loss")
 def decoder_loss_by_rows(loss: Step, self: Any, input_ids: Any, mask: Any) -> Any:
     """The loss of more than 2,048 tokens is the mean of the rows' means, however many tokens each row predicts."""
     if mask.numel() <= 2048:

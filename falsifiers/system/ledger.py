@@ -293,9 +293,20 @@ def _of_another_version(trial: Trial) -> list[Comparison]:
         (file := Path(folder) / "ledger.json").write_text(json.dumps([_written_by_hand()]))
         ledger = trial.reservations.ledger(Path(folder), [Card(2 * GIB, 2 * GIB)])
         found = same("of another version", [GIB], ledger.reserved())
+        found += _of_the_same_time(ledger, file)
         ledger.acquire(0, MIB)
         written = [{**each, "id": "a", "bytes": GIB} for each in json.loads(file.read_text())]
         return found + same("what this version writes beside it", [_written_by_hand()] * 2, written)
+
+
+def _of_the_same_time(ledger: "Ledger", file: Path) -> list[Comparison]:
+    """Who changes the file right after it was read leaves as many bytes, and by the clock of its disk the same time."""
+    was, whole = file.stat(), file.read_text()
+    file.write_text(whole.replace(str(GIB), str(GIB + 1)))
+    os.utime(file, ns=(was.st_atime_ns, was.st_mtime_ns))
+    found = same("changed at the time of the last look", [GIB + 1], ledger.reserved())
+    file.write_text(whole)
+    return found
 
 
 def _of_no_folder(trial: Trial) -> list[Comparison]:
