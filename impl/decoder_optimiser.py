@@ -12,6 +12,7 @@ from torch import Tensor
 
 from blackswan.impl.decoder import Decoder, parameter_shapes
 from blackswan.impl.dispatch import call
+from blackswan.impl.optimiser import require_not_negative
 
 GROUPS = ("trainable", "exp_avg", "exp_avg_sq")
 MOMENTS = ("exp_avg/", "exp_avg_sq/")
@@ -25,6 +26,7 @@ class DecoderAdamW:
     """
 
     def __init__(self, decoder: Decoder, weight_decay: float) -> None:
+        require_not_negative("weight_decay", weight_decay)
         self.parameters = dict(decoder.named_parameters())
         frozen = sorted(parameter_shapes(decoder.config).keys() - self.parameters.keys())
         if frozen:

@@ -136,9 +136,10 @@ def fit(
     NaN or infinity, with nothing changed by that step, and KeyboardInterrupt, from which the run can be continued.
     """
     output = output.absolute()  # a callback may leave the folder that its name begins in
-    run = _Run(pipeline, train, validation if validation is not None and len(validation) else None, output)
-    if save_every is not None:
-        require_count("save_every", save_every)
+    with together(pipeline.group):  # what one worker was given may be refused
+        run = _Run(pipeline, train, validation if validation is not None and len(validation) else None, output)
+        if save_every is not None:
+            require_count("save_every", save_every)
     run.save_every, run.on_step, run.on_epoch = save_every, on_step, on_epoch
     with ExitStack() as stack:
         with together(pipeline.group):

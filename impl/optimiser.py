@@ -4,6 +4,7 @@ Its step is the operation `adamw_step` rather than torch.optim.AdamW, so that it
 operation; and one vector takes a handful of kernels where a list of small tensors takes hundreds.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -19,6 +20,7 @@ class AdamW:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], weight_decay: float) -> None:
         self.parameters = dict(parameters)
+        require_not_negative("weight_decay", weight_decay)
         self.weight_decay = weight_decay
         self.steps = 0
         self._sizes = [parameter.numel() for parameter in self.parameters.values()]
@@ -119,6 +121,12 @@ def _row_indices(sizes: Sequence[int], device: torch.device) -> tuple[Tensor, Te
     real = column < length[:, None]
     rows = torch.where(real, start[:, None] + column, total)
     return rows.to(device), real.flatten().nonzero().flatten().to(device)
+
+
+def require_not_negative(name: str, value: float) -> None:
+    """Raises a ValueError for a learning rate or a weight decay that is not a finite number, 0 or above."""
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} is {value}: expected a finite number, 0 or above")
 
 
 def require_a_rate(rates: Sequence[float]) -> None:

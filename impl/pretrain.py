@@ -16,6 +16,7 @@ from blackswan.impl.decoder import Decoder, parameter_count, parameter_shapes, r
 from blackswan.impl.decoder_optimiser import DecoderAdamW
 from blackswan.impl.dispatch import call, scope
 from blackswan.impl.nonfinite import origin_of
+from blackswan.impl.optimiser import require_not_negative
 from blackswan.impl.tensors import Tensors
 from blackswan.impl.token_shards import TokenBatch
 from blackswan.impl.warm_up import SHAPES, Constant, small, warmed
@@ -51,6 +52,8 @@ class StepFn:
 
     A batch is worked off in micro-batches of `micro_batch` rows, each weighted by the tokens that it predicts. The rate of each of the
     `total_steps` steps is the schedule's.
+
+    Raises a ValueError for a learning rate or a weight decay below 0 or not finite, and for a micro_batch below 1.
     """
 
     def __init__(
@@ -66,6 +69,9 @@ class StepFn:
         max_norm: float | None = 1.0,
     ) -> None:
         self.decoder, self.micro_batch = decoder, micro_batch
+        require_not_negative("learning_rate", learning_rate)
+        if micro_batch < 1:
+            raise ValueError(f"micro_batch is {micro_batch}: expected a positive integer")
         self.max_norm = math.inf if max_norm is None else max_norm
         self.optimiser = DecoderAdamW(decoder, weight_decay)
         schedule_of_run = {"total_steps": total_steps, "peak": learning_rate, "warmup_fraction": warmup_fraction, "kind": schedule}

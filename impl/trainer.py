@@ -12,7 +12,7 @@ from blackswan.impl.classifier import Classifier
 from blackswan.impl.dispatch import call, scope
 from blackswan.impl.group import ALONE, Group
 from blackswan.impl.operations.losses import require_class_weights
-from blackswan.impl.optimiser import AdamW
+from blackswan.impl.optimiser import AdamW, require_not_negative
 
 HELD = 4
 """Gradients of micro-batches that are kept side by side. Where one more comes they are averaged to one, so that memory does not grow with
@@ -70,7 +70,8 @@ class Trainer:
     alone; not while another thread estimates memory or is in a block of `impl.dispatch` other than `scope`, which would take their calls
     for its own.
 
-    Raises a ValueError for a max_norm that is not above 0, and for class weights that are not one positive number a class.
+    Raises a ValueError for a learning rate or a weight decay below 0 or not finite, a micro_batch below 1, a max_norm that is not above 0,
+    and for class weights that are not one positive number a class.
     """
 
     def __init__(
@@ -94,6 +95,9 @@ class Trainer:
         self.class_weights = None if class_weights is None else class_weights.clone()  # the caller may write to its own
         self.multi_label, self.group = multi_label, group
         self.max_norm = math.inf if max_norm is None else max_norm
+        require_not_negative("learning_rate", learning_rate)
+        if micro_batch < 1:
+            raise ValueError(f"micro_batch is {micro_batch}: expected a positive integer")
         if not self.max_norm > 0:
             raise ValueError(f"max_norm is {max_norm}: expected a positive number, or None")
         if class_weights is not None:
@@ -115,8 +119,7 @@ class Trainer:
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
         self._require_step_left()
-        if not (math.isfinite(rate) and rate >= 0):
-            raise ValueError(f"learning_rate is {rate}: expected a finite number, 0 or above")
+        require_not_negative("learning_rate", rate)
         self.learning_rates[0 if self.endless else self.optimiser.steps] = rate
 
     @property
@@ -136,15 +139,17 @@ class Trainer:
         Raises a ValueError for an empty batch, bad labels and non-finite logits, an IndexError after the last step of the schedule, a
         FloatingPointError for a non-finite gradient and a RuntimeError while accumulated samples wait; nothing has changed then.
         """
-        if self._accumulated:
-            raise RuntimeError(f"{self.accumulated} accumulated samples wait: call apply() or discard() first")
+        waiting = bool(self._accumulated)
         try:
             with together(self.group):
+                if waiting:
+                    raise RuntimeError(f"{self.accumulated} accumulated samples wait: call apply() or discard() first")
                 if len(batch.labels) or self.group.size == 1:
                     self._accumulate(batch)
             return self.apply()
         except BaseException:
-            self.discard()
+            if not waiting:
+                self.discard()
             raise
 
     def accumulate(self, batch: Batch) -> BatchResult:
@@ -165,7 +170,8 @@ class Trainer:
             mean = self._mean()
             if self.group.size == 1:  # the same samples, without their gradients side by side while the step takes its memory
                 self._accumulated = [mean]
-            norm = self._step(mean.gradient)
+            with together(self.group):
+                norm = self._step(mean.gradient)
         self.discard()
         if self.group.size > 1:
             require_equal(self.group, {"trainable parameters": self.optimiser.flat()})
@@ -188,7 +194,7 @@ class Trainer:
     def apply_gradient_vector(self, vector: Tensor) -> BatchResult:
         """One optimiser step with a gradient in the order of `gradient_vector`; the accumulated samples are forgotten, their loss reported.
 
-        A vector in another dtype, as NumPy's means are, is converted to that of the moments.
+        A vector in another dtype or on another device, as NumPy's means are, is converted to those of the moments.
 
         Raises a ValueError for a vector of another length, and as `apply` does; nothing has changed then.
         """
@@ -196,7 +202,7 @@ class Trainer:
         self.optimiser.split(vector)
         summary = _summary(self._accumulated)
         with scope(f"steps.{self.optimiser.steps}"):
-            norm = self._step(vector.to(self.optimiser.exp_avg.dtype))
+            norm = self._step(vector.to(self.optimiser.exp_avg))
         self.discard()
         return BatchResult(summary.loss, summary.correct, summary.total, norm)
 

@@ -136,3 +136,21 @@ def trained_by_their_flag(_: Any, self: Any) -> Any:
 def masks_that_are_added_are_numbers(forward: Any, self: Any, input_ids: Any, mask: Any) -> Any:
     """A mask may be of any numbers, and those that are not zero stand for real tokens."""
     return forward(self, input_ids, mask.bool())
+
+
+wrong_steps(
+    "impl.trainer:require_not_negative",
+    trainer_takes_any_rate=("A trainer begins at whatever rate it is given.", lambda *_: None),
+)
+wrong_steps(
+    "impl.optimiser:require_not_negative",
+    trainer_takes_any_decay=("A trainer's parameters grow by a weight decay below 0.", lambda *_: None),
+)
+wrong_steps(
+    "impl.pretrain:require_not_negative",
+    pretrain_takes_any_rate=("Pre-training begins at whatever rate it is given.", lambda *_: None),
+)
+wrong_steps(
+    "impl.decoder_optimiser:require_not_negative",
+    pretrain_takes_any_decay=("A decoder's weights grow by a weight decay below 0.", lambda *_: None),
+)

@@ -343,3 +343,29 @@ def workers_look_for_a_state_each(train: Any, run: Any) -> Any:
     if not run.progress.step and (run.output / "state" / "state.safetensors").exists():
         run._save = lambda: setattr(run, "_save", save)
     return train(run)
+
+
+@wrong_step("impl.trainer:Trainer.train_batch")
+def waiting_samples_stop_one_worker(train_batch: Any, trainer: Any, batch: Any) -> Any:
+    """A worker whose samples wait refuses a batch by itself, and the others wait for it."""
+    if trainer.accumulated:
+        raise RuntimeError(f"{trainer.accumulated} accumulated samples wait: call apply() or discard() first")
+    return train_batch(trainer, batch)
+
+
+@wrong_step("impl.trainer:Trainer._step")
+def workers_fail_in_a_step_alone(step: Any, trainer: Any, gradient: Any) -> Any:
+    """A worker that has no room for a step ends by itself, and the others wait for it."""
+    try:
+        return step(trainer, gradient)
+    except Exception as error:
+        raise SystemExit(str(error)) from error
+
+
+@wrong_step("impl.pipeline:fit")
+def workers_are_refused_alone(fit: Any, pipeline: Any, train: Any, validation: Any, output: Any, **given: Any) -> Any:
+    """A run that does not fit what one worker was given is refused by that one alone, and the others wait for it."""
+    from blackswan.impl.fit import _Run
+
+    _Run(pipeline, train, validation if validation else None, output)
+    return fit(pipeline, train, validation, output, **given)

@@ -4,6 +4,7 @@ from functools import partial
 
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.subjects.doors.files import LATE, NO_INDICES, NO_LABELS
+from blackswan.falsifiers.subjects.doors.training import NO_SETTINGS
 from blackswan.falsifiers.system.run_problem import small_run
 from blackswan.falsifiers.system.trial import Trial
 
@@ -28,6 +29,7 @@ ARCHITECTURES: tuple[tuple[str, float | str], ...] = (
 """A size or a scalar of a decoder that none can have, beside sizes that fit together."""
 MISUSES = {
     **{f"a norm of {norm}": ("max_norm", "ValueError") for norm in (0.0, -1.0, float("nan"))},
+    **{f"a {whose}{name} of {value}": (name, "ValueError") for whose in ("", "decoder's ") for name, value in NO_SETTINGS},
     "class weights with several labels": ("class weights", "ValueError"),
     "a loss of class weights with several labels": ("class weights", "ValueError"),
     **{f"a class weight {what}": ("class.weights", "ValueError") for what in ("fewer", *WEIGHTS)},

@@ -69,13 +69,13 @@ def _drift_is_noticed(trial: Trial, training: Case, backend: str) -> list[Compar
 
 
 def fault_stops_every_worker(trial: Trial, *, batch: Sequence[int]) -> list[Comparison]:
-    """A NaN or an infinity in one element of one rank's gradient, then a label out of range on one rank.
+    """A NaN or an infinity in one element of one rank's gradient, then a label out of range, then samples that wait, on one rank.
 
     Every rank stops at that step with the rank named, and holds what it held before the step.
     """
     training, rng = _training(trial, batch), trial.rng("fault")
     found = []
-    for kind, error in (("gradient", "FloatingPointError"), ("label", "ValueError")):
+    for kind, error in (("gradient", "FloatingPointError"), ("label", "ValueError"), ("waiting", "WorkerFailed")):
         fault = _fault(rng, training, kind)
         for backend in trial.trainer.backends:
             for rank, each in enumerate(trial.trainer.steps_in_parallel(training, backend, WORKERS, None, fault)):

@@ -16,7 +16,7 @@ from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_at
 from blackswan.falsifiers.subjects.doors.training import Kill, Plan, Problem, Raised, Run
 from blackswan.falsifiers.system.continued import FEATURES, KILLED, other_runs
 from blackswan.falsifiers.system.run_problem import BATCH as BATCH_OF_ALL
-from blackswan.falsifiers.system.run_problem import STATE, read_state, small_run
+from blackswan.falsifiers.system.run_problem import STATE, read_state, small_run, with_samples
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.state_damage import sealed_state
 from blackswan.falsifiers.system.trial import Trial
@@ -40,16 +40,21 @@ MOMENTS = (("read", "after the sum"), ("before the sum",), ("os.rename state/.pa
 """A batch is about to be trained on, the workers' numbers to be summed or just summed, or the new state to replace the old one."""
 
 PLACES = {
+    "the beginning of a run": WORKERS,
     "samples of a batch": WORKERS,
     "a batch": WORKERS,
     "the mean": WORKERS,
+    "a step": WORKERS,
     "an evaluation": WORKERS,
     "a state that is read": WORKERS,
     "an adapter": 1,
     "a state": 1,
 }
 """Where workers agree that none of them failed, and how many of them may fail there: the first one alone writes."""
-OTHERS = ("MemoryError", "TypeError", "KeyError", "AttributeError", "AssertionError", "ImportError", "OutOfMemoryError", "SafetensorError")
+OTHERS = (
+    *("MemoryError", "TypeError", "KeyError", "AttributeError", "AssertionError", "ImportError", "OutOfMemoryError", "SafetensorError"),
+    *("NotImplementedError", "ReferenceError"),
+)
 """Errors that the program does not raise itself, torch's and a library's among them."""
 
 PARTING = 30.0
@@ -106,9 +111,14 @@ def mixed_workers_are_refused(trial: Trial) -> Iterator[Comparison]:
     every = other_runs(trial, problem, rng)
     kinds = {name.partition(".")[0]: [each for each in every if each.startswith(name.partition(".")[0])] for name in every}
     others = {str(name): every[str(name)][0] for names in kinds.values() for name in rng.permutation(names)[:2]}
+    labels, misfit = [*problem.training.labels[:-1], problem.classes], "a label of no class"
+    others[misfit] = with_samples(problem, "training", replace(problem.training, labels=labels))
     with tempfile.TemporaryDirectory(suffix=f" für zwei {NO_UTF8}") as parent:
         folders = [Path(parent) / str(len(others) + place) for place in range(6)]
-        wanted = dict.fromkeys(others, "ValueError: rank 1: another") | _found_by_the_first(folders[:4])
+        wanted = dict.fromkeys(others, "ValueError: rank 1: another") | {
+            misfit: f"ValueError: rank 1 of 2: the training sample {len(labels)} "
+        }
+        wanted |= _found_by_the_first(folders[:4])
         wanted |= _states_that_differ(trial, problem, folders[4:])
         with (folders[1] / LOCK).open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -16,6 +16,12 @@ Sample = tuple[tuple[int, ...], int | tuple[int, ...]]
 """Token ids and the label."""
 State = dict[str, Array]
 """The next steps depend on these: `trainable/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME`, `step`, and the `learning_rates` of all steps."""
+NO_SETTINGS: tuple[tuple[str, float], ...] = (
+    *(("learning_rate", value) for value in (-1.0, float("nan"), float("inf"))),
+    *(("weight_decay", value) for value in (-1.0, float("nan"), float("inf"))),
+    *(("micro_batch", value) for value in (0, -1)),
+)
+"""Settings of steps that would move parameters the wrong way or anywhere, or compute nothing."""
 
 
 @dataclass(frozen=True)
@@ -313,7 +319,8 @@ class Pipeline(Protocol):
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault on one rank in one step (from 0): a `gradient` with that value, a `label` out of range, or a weight that `drift`s."""
+    """A fault on one rank in one step (from 0): a `gradient` with that value, a `label` out of range, a weight that `drift`s, or samples
+    that are `waiting` for another step."""
 
     kind: str
     rank: int

@@ -14,8 +14,10 @@ import numpy as np
 import torch
 
 from blackswan.falsifiers.subjects.doors.files import LATE, NO_INDICES, NO_LABELS
-from blackswan.impl import adapter, corpus, dispatch, group, memory, samples
+from blackswan.falsifiers.subjects.doors.training import NO_SETTINGS
+from blackswan.impl import adapter, corpus, dispatch, group, memory, pretrain, samples
 from blackswan.impl.classifier import Classifier, base_shapes, initial_trainable
+from blackswan.impl.config import DecoderConfig
 from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.impl.tokens import ByteTokens
 from blackswan.impl.trainer import Batch, Trainer
@@ -34,6 +36,9 @@ def _of_trainers(pipeline: ClassifyPipeline) -> Calls:
     make = partial(Trainer, pipeline.classifier, total_steps=None, micro_batch=2, learning_rate=0.1, multi_label=several)
     for norm in (0.0, -1.0, float("nan")):
         yield f"a norm of {norm}", partial(make, max_norm=norm)
+    for name, value in NO_SETTINGS:
+        yield f"a {name} of {value}", partial(make, **{name: value})
+        yield f"a decoder's {name} of {value}", partial(_steps_of_a_decoder, pipeline.architecture, **{name: value})
     weights, loss = torch.ones(pipeline.classifier.adaptation.classes), pipeline.classifier.loss
     yield "class weights with several labels", partial(make, class_weights=weights, multi_label=True)
     yield "a loss of class weights with several labels", partial(loss, torch.zeros(1, len(weights)), torch.zeros(1, len(weights)), weights)
@@ -60,6 +65,10 @@ def _spoiled(make: Callable[[], Trainer], batch: Batch, value: float) -> None:
     assert trainer.class_weights is not None
     trainer.class_weights[0] = value
     trainer.train_batch(batch)
+
+
+def _steps_of_a_decoder(architecture: DecoderConfig, **settings: Any) -> None:
+    pretrain.StepFn(pretrain.random_decoder(architecture), **{"total_steps": 1, "micro_batch": 2, "learning_rate": 0.1, **settings})
 
 
 def _after_the_end(make: Callable[[], Trainer], batch: Batch, call: str) -> None:

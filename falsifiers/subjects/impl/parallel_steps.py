@@ -129,4 +129,11 @@ def _drift(trainer: Trainer, batch: Batch, fault: Fault) -> Batch:
     return batch
 
 
-FAULTS = {"gradient": _bad_gradient, "label": _bad_label, "drift": _drift}
+def _waiting(trainer: Trainer, batch: Batch, fault: Fault) -> Batch:
+    """The samples wait for a step already."""
+    del fault
+    trainer.accumulate(batch)
+    return batch
+
+
+FAULTS = {"gradient": _bad_gradient, "label": _bad_label, "drift": _drift, "waiting": _waiting}

@@ -178,7 +178,7 @@ class Pipeline(Session):
 
     def apply_gradient_vector(self, vector: Array) -> told.Passed:
         """The step with a gradient."""
-        return _passed(self._pipeline.apply_gradient_vector(torch.tensor(vector, device=self._pipeline.device)))
+        return _passed(self._pipeline.apply_gradient_vector(torch.tensor(vector)))
 
     def state(self) -> State:
         """The state that the next steps depend on."""

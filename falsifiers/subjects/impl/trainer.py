@@ -58,9 +58,11 @@ from blackswan.reference.table import Array
 PREFIX = "base_model.model."
 """PEFT writes this before the names of an adapter's tensors."""
 PLACES = {
+    "the beginning of a run": "blackswan.impl.fit._weights_digest",
     "samples of a batch": "blackswan.impl.samples.Samples.batch",
     "a batch": "blackswan.impl.trainer.Trainer.accumulate",
     "the mean": "blackswan.impl.trainer.Trainer._weighted",
+    "a step": "blackswan.impl.optimiser.AdamW.step",
     "an evaluation": "blackswan.impl.trainer.Trainer.forward_only",
     "an adapter": "blackswan.impl.pipeline.ClassifyPipeline.save",
     "a state": "blackswan.impl.training_state.save_state",
