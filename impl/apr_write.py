@@ -97,7 +97,8 @@ def _content(name: str, tensor: Tensor, dtype: str | None) -> tuple[DType, Tenso
     if chosen is not None and chosen.plain is None and tensor.ndim < 2:
         chosen = own
     if chosen is None:
-        raise ValueError(f"{name}: {tensor.dtype} is not in the format; choose one of {', '.join(WRITTEN)}")
+        plain = ", ".join(called for called, each in WRITTEN.items() if each.plain)  # by which vectors are converted too
+        raise ValueError(f"{name}: {tensor.dtype} is not in the format; choose one of {plain}")
     held = tensor.detach().cpu() if chosen.plain is None else tensor.detach().cpu().to(chosen.plain)
     if not fits(chosen, held):
         raise ValueError(f"{name}: NaN or infinity as {chosen.name}; the checkpoint is damaged, or the dtype too narrow")

@@ -150,17 +150,26 @@ def _prefix(name: str) -> str:
 
 @contextmanager
 def _partial(target: Path) -> Iterator[Path]:
-    """A folder beside `target`, locked while it is written, removed afterwards with what is still in it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    prefix = _prefix(target.name)
-    remove_left_over(target.parent, prefix)
-    partial = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
+    """A folder beside `target`, locked while it is written, removed afterwards with what is still in it.
+
+    Folders above it that are not there are made, and go again where nothing has come into them.
+    """
+    above = [each for each in target.parents if not each.exists()]
     try:
-        with _locked(partial), naming(target):
-            yield partial
-        flush(target.parent)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        prefix = _prefix(target.name)
+        remove_left_over(target.parent, prefix)
+        partial = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
+        try:
+            with _locked(partial), naming(target):
+                yield partial
+            flush(target.parent)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        for each in above:
+            with suppress(OSError):
+                each.rmdir()
 
 
 def _settle(partial: Path) -> None:

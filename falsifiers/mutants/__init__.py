@@ -71,6 +71,8 @@ for _module in (
         "large",
         "large_runs",
         "strides",
+        "parts",
+        "written_folders",
     ),
 ):
     import_module(f"{__name__}.{_module}")

@@ -354,3 +354,14 @@ for _step, _name, _doc in (
     ),
 ):
     wrong_step(f"impl.{_step}", name=_name, doc=_doc)(_kept(lambda owner, given: (id(owner), tuple(given))))
+
+
+@wrong_step("impl.checkpoint:StoredTensors.__getitem__")
+def last_tensor_is_kept(read: Step, self: Any, name: str) -> Any:
+    """The tensor that was read last is not read again, and what was written into it meanwhile stays in it."""
+    kept = vars(self).setdefault("_kept", {})
+    if name not in kept:
+        found = read(self, name)
+        kept.clear()
+        kept[name] = found
+    return kept[name]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -15,7 +16,7 @@ from blackswan.falsifiers.numeric.apr_format import CODES, FIELDS, HEADER, NO_WE
 from blackswan.falsifiers.numeric.comparison import Comparison, value_at_most
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.system.adapter_files import CONFIG, Model, generated
-from blackswan.falsifiers.system.apr_files import HEAD, LONG, image, metadata, same_bits
+from blackswan.falsifiers.system.apr_files import EMBEDDING, HEAD, LONG, image, metadata, same_bits
 from blackswan.falsifiers.system.apr_spellings import NAMES
 from blackswan.falsifiers.system.damage import changed_meanwhile
 from blackswan.falsifiers.system.footprint import most_held
@@ -230,8 +231,8 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "inside another": (_changed(NORM, offset=64), "overlaps"),
     "out of range": (_changed(NORM, offset=2**40), NORM),
     "past 64 bits": (_changed(NORM, offset=2**64 - 16), NORM),
-    "NaN": (_value(np.nan), f"{UP}.*nan"),
-    "infinity": (_value(-np.inf), f"{UP}.*inf"),
+    "NaN": (_value(np.nan), rf"{UP}.*nan at \[23, 15\]"),
+    "infinity": (_value(-np.inf), rf"{UP}.*inf at \[23, 15\]"),
     **{
         f"{dtype} with a {part} that is {number}": (_changed(name, code=CODES[dtype], content=content), f"{name}.*finite")
         for number in (np.inf, -np.inf, np.nan)
@@ -305,6 +306,19 @@ def refuses_file(trial: Trial) -> Iterator[Comparison]:
         path.write_bytes(whole.pack())
         yield from changed_meanwhile(trial, path, path)
         yield trial.refuses("no such file", absent, "absent.apr: no such file", "FileNotFoundError")
+        yield from _place_of_a_number(trial, path)
+
+
+def _place_of_a_number(trial: Trial, path: Path) -> Iterator[Comparison]:
+    """A number of a large tensor that is not finite is named with its place in that."""
+    rng = trial.rng("place")
+    large = replace(generated(rng, trial.seed, "float32", nf4=False, factor=1.0, layers=1, **LONG), config={})
+    place = [int(rng.integers(size // 2, size)) for size in large.decoder[EMBEDDING].shape]
+    large.decoder[EMBEDDING][tuple(place)] = np.nan
+    tensors = [plain(name, value, "F32") for name, value in large.decoder.items()]
+    path.write_bytes(image(metadata(large.scalars), tensors, footer=False).pack())
+    ask = partial(trial.files.read_checkpoint, path)
+    yield trial.refuses(f"NaN at {place}", ask, rf"model\.apr: .*{re.escape(EMBEDDING)}.*nan at {re.escape(str(place))}", "ValueError")
 
 
 def refuses_damage(trial: Trial) -> Iterator[Comparison]:

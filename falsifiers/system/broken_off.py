@@ -71,14 +71,14 @@ def broken_off_commands_say_so(trial: Trial) -> Iterator[Comparison]:
         whole["export as .apr"] = whole["export"]
         of_train, of_pretrain, *codes = (int(code) for code in [*rng.permutation(DISK), rng.choice(DISK)])
         for (name, arguments), code in zip(whole.items(), codes, strict=True):
-            before, new = content(problem.folder), problem.folder / ("new.apr" if name.endswith(".apr") else "new")
+            before, new = _names(problem.folder), problem.folder / "not" / "made" / ("new.apr" if name.endswith(".apr") else "new")
             yield from _full(trial, name, new, 1, arguments, code)
-            yield from same(f"files that {name} leaves on a full disk", sorted(before), sorted(content(problem.folder)))
+            yield from same(f"what {name} leaves on a full disk", before, _names(problem.folder))
             said = trial.commands.broken_off(problem.folder, KeyboardInterrupt(), 1, *arguments, f"--output={new}")
             yield from same(
                 f"end of {name} after Ctrl-C", (2, "", f"impl {arguments[0]}: interrupted\n"), (said.status, said.out, said.err)
             )
-            yield from same(f"files that {name} leaves after Ctrl-C", sorted(before), sorted(content(problem.folder)))
+            yield from same(f"what {name} leaves after Ctrl-C", before, _names(problem.folder))
             if name != "tokenize":  # whose files are small
                 yield from _without_room(trial, name, problem.folder, FEW, (*arguments, f"--output={new}"), str(new))
                 (problem.base / TEMPLATE).write_text(" " * 2 * LARGE)
@@ -116,6 +116,11 @@ def broken_off_commands_say_so(trial: Trial) -> Iterator[Comparison]:
             trial, ("summary", f"--adapter={run}", f"--model={problem.base}"), (*reading["evaluate"], "--json"), reading["predict"]
         )
         yield from _interrupted(trial, problem, pretrain, rng)
+
+
+def _names(folder: Path) -> list[str]:
+    """Every file and every folder in a folder."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
 def _unread(trial: Trial, folder: Path, *runs: tuple[object, ...]) -> Iterator[Comparison]:
@@ -162,10 +167,10 @@ def _ends(trial: Trial, arguments: tuple[object, ...]) -> Iterator[Comparison]:
 def _without_room(trial: Trial, name: str, folder: Path, most: int, arguments: tuple[object, ...], where: str = "") -> Iterator[Comparison]:
     """A command that writes there, or that reads texts, where no file may grow beyond `most` bytes, nor the temporary ones that keep the
     texts."""
-    before, where = content(folder), where or tempfile.gettempdir()
+    before, where = _names(folder), where or tempfile.gettempdir()
     said = trial.commands.without_room(most, *arguments)
     yield from same(f"status and output of {name} without room", (1, ""), (said.status, said.out))
-    yield from same(f"files that {name} leaves without room", sorted(before), sorted(content(folder)))
+    yield from same(f"what {name} leaves without room", before, _names(folder))
     if not (TOO_LARGE in said.err and where in said.err):
         yield broken(f"message of {name} without room", "does not say what and where", f"{TOO_LARGE}, {where}", said.err[-300:])
 

@@ -262,7 +262,8 @@ def _leave_a_part(run: Path, folder: Path) -> None:
 
 def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> dict[str, tuple[tuple[object, ...], str]]:
     """Commands, and a word of each refusal."""
-    folder, adapter, new = problem.folder, f"--adapter={run}", f"--output={problem.folder / 'new'}"
+    folder, adapter, above = problem.folder, f"--adapter={run}", problem.folder / "not" / "made"
+    new = f"--output={above / 'new'}"
     train = ("train", *where, new)
     positions = json.loads((problem.base / MODEL_CONFIG).read_text())["max_position_embeddings"]
     return {
@@ -275,10 +276,6 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "train on a label that no class has": ((*train, f"--corpus={folder / 'bad.jsonl'}"), "bad.jsonl:2: label is 2"),
         "train on a label beyond the setting": ((*train, f"--corpus={folder / 'bad.jsonl'}"), "--num-classes 2, --no-multi-label"),
         "train on a file with a mark": ((*train, f"--corpus={folder / 'marked.jsonl'}"), "marked.jsonl:1"),
-        "train on no corpus into folders that are not there": (
-            ("train", *where, f"--corpus={folder / 'none.jsonl'}", f"--output={folder / 'not' / 'there' / 'new'}"),
-            "none.jsonl",
-        ),
         "train on no corpus": ((*train, f"--corpus={folder / 'none.jsonl'}"), "none.jsonl"),
         "train with an unknown setting": ((*train, "--lora-rnk=2"), "--lora-rank"),
         "train with an unknown setting of a long value": ((*train, "--lora-tragets=q_proj,v_proj,o_proj"), "nearest is --lora-targets"),
@@ -381,14 +378,14 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "predict from a merged model on a base": (("predict", f"--adapter={folder / 'merged'}", where[0], "ls"), "leave the base"),
         **{
             f"export a merged model into {into}": (
-                ("export", f"--model={folder / 'merged'}", f"--output={folder / into}"),
+                ("export", f"--model={folder / 'merged'}", f"--output={above / into}"),
                 "is a merged model",
             )
             for into in ("new", "new.apr")
         },
         "summary of the memory of a merged model": (("summary", "--memory", f"--adapter={folder / 'merged'}"), "--memory"),
         **{
-            f"export {what} as {place}": (("export", f"--model={folder / what}", f"--output={folder / place}", "--dtype=float16"), message)
+            f"export {what} as {place}": (("export", f"--model={folder / what}", f"--output={above / place}", "--dtype=float16"), message)
             for what, message, places in (
                 ("scaled", "rope_scaling", ("new.apr",)),
                 ("hardly scaled", "rope_scaling", ("new.apr",)),

@@ -174,10 +174,11 @@ def _tied_in_half(tensors: dict[str, Array], name: str) -> str:
 
 
 def _tied_but_for_the_last(folder: Path, rng: Generator) -> str:
-    """An output layer beside the embedding that it is said to be, of more rows than a power of two, different in the last number alone."""
+    """An output layer beside the embedding that it is said to be, of more than 2²¹ numbers, different in the last one alone."""
 
     def longer(tensors: dict[str, Array], name: str) -> str:
-        tensors[name] = np.concatenate([tensors[name], tensors[name][: int(rng.integers(2, 50))]])
+        rows, more = 1 + 2**21 // tensors[name].size, int(rng.integers(2, 50))
+        tensors[name] = np.concatenate([*[tensors[name]] * rows, tensors[name][:more]])
         config = json.loads((folder / CONFIG).read_text())
         (folder / CONFIG).write_text(json.dumps({**config, "vocab_size": len(tensors[name])}))
         tensors["lm_head.weight"] = tensors[name].copy()

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from safetensors.numpy import load_file
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.system.adapter_files import (
+    ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     PREFIX,
     WEIGHTS,
@@ -143,7 +145,22 @@ def _in_the_place_of_others(trial: Trial, model: Model, folder: Path) -> list[Co
             found += same(f"{place.name}, after {name} was refused", before, _bytes_of(place))
     save(peft)
     found += same("files in the place of PEFT's adapter", sorted(content(folder / "again [1]")), sorted(content(peft)))
+    found += _over_itself(trial, model, folder)
     return found + _in_the_place_of_what_came(trial, merge, folder / "meanwhile")
+
+
+def _over_itself(trial: Trial, model: Model, folder: Path) -> Iterator[Comparison]:
+    """An adapter that is saved once more in its place is whole again where one of its files was damaged, and names another base of it."""
+    place, moved = folder / "again [1]", Path(shutil.copytree(folder / "base", folder / "moved"))
+    save, whole = partial(trial.files.save_adapter, place, settings=model.settings, tensors=model.trainable), content(place)
+    for name, stored in whole.items():
+        (place / name).write_bytes(stored[::-1])
+        save(folder / "base")
+        yield from same(f"files of an adapter that is saved over its damaged {name}", whole, content(place))
+    save(moved)
+    said = json.loads((place / ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
+    yield from same("base of an adapter that is saved once more", str(moved), said)
+    save(folder / "base")
 
 
 def _in_the_place_of_what_came(trial: Trial, merge: Callable[..., None], place: Path) -> list[Comparison]:

@@ -48,8 +48,8 @@ from blackswan.falsifiers.system.same import NO_LETTER, content, same, same_keys
 from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.table import Array
 
-LARGE = 320
-"""A hidden state by which a projection has more than 2¹⁶ numbers."""
+LARGE = {"hidden": 64, "intermediate": 33_001, "layers": 1}
+"""Sizes by which projections have more than 2²¹ numbers, of which some have an odd number of rows."""
 
 
 @reads_files
@@ -58,7 +58,7 @@ def merged_weights_are_sums(trial: Trial) -> list[Comparison]:
 
     The other tensors, the head and config.json are as they were. The base may be in several dtypes, and each weight keeps its own; the
     adapter is in any dtype or in several, and one of its updates is zero; torch's default dtype may be any. It is asked of an adapter too
-    that was trained in another dtype than the checkpoint's, of eleven layers, and in a fifth of the cases of weights with more than 2¹⁶
+    that was trained in another dtype than the checkpoint's, of eleven layers, and in a fifth of the cases of weights with more than 2²¹
     numbers.
     """
     rng, dtypes = trial.rng("model"), list(DTYPES)
@@ -74,8 +74,7 @@ def merged_weights_are_sums(trial: Trial) -> list[Comparison]:
     if trial.seed % 2:
         drawn = {name: STORAGE[model.dtype if name == EMBEDDING else str(rng.choice(dtypes))] for name in model.decoder}
         model = replace(model, decoder={name: value.astype(drawn[name]) for name, value in model.decoder.items()})
-    sizes = {"hidden": LARGE, "intermediate": LARGE, "layers": 1}
-    large = [generated(rng, trial.seed, "float32", targets="all", **sizes)] if trial.seed % 5 == 0 else []
+    large = [generated(rng, trial.seed, "float32", targets="all", **LARGE)] if trial.seed % 5 == 0 else []
     deep = generated(trial.rng("deep"), trial.seed, "float32", layers=11)
     return [each for one in (model, other, deep, *large) for each in _merged_sums(trial, one)] + _too_large_when_merged(trial, rng)
 

@@ -153,6 +153,14 @@ class Files(Door):
         """Gives such a head to a model that has no `score`, or one that is no linear layer."""
         _prepared(folder, torch.nn.LayerNorm(hidden) if kind == "no linear" else None)
 
+    def read_over(self, path: Path) -> Mapping[str, Array]:
+        """The tensors of a checkpoint, of which somebody has asked for each just before, and has written into it."""
+        opened, found = checkpoint.load_checkpoint(path).tensors, dict[str, Array]()
+        for name in opened:
+            opened[name].zero_()
+            found[name] = to_numpy(opened[name])
+        return found
+
     def names_alone(self, folder: Path, names: Sequence[str]) -> list[bool]:
         """Whether a checkpoint has tensors of those names, once its files are gone, of which none is to be read."""
         with tempfile.TemporaryDirectory() as parent:
@@ -425,7 +433,7 @@ def limited(most: int) -> Iterator[None]:
 
 @contextmanager
 def writing(at_most: int) -> Iterator[None]:
-    """Inside the block a call that writes to a file writes so many bytes at most."""
+    """Inside the block a call that writes to a file writes so many bytes at most, and no file gets a second name: some disks have none."""
     real, pwrite, write = io.open, os.pwrite, os.write
 
     class Short(io.FileIO):
@@ -444,7 +452,8 @@ def writing(at_most: int) -> Iterator[None]:
     def plain(handle: int, content: Any) -> int:
         return write(handle, memoryview(content).cast("B")[:at_most])
 
-    with opening(opened), mock.patch("os.pwrite", direct), mock.patch("os.write", plain):
+    no_link = OSError(errno.EPERM, os.strerror(errno.EPERM))
+    with opening(opened), mock.patch.multiple(os, pwrite=direct, write=plain, link=mock.Mock(side_effect=no_link)):
         yield
 
 
