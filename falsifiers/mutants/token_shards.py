@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from contextlib import nullcontext
 from itertools import chain, islice
 from pathlib import Path
@@ -151,6 +152,10 @@ wrong_steps(
         "A shard of no other token than that of id 0 is left out.",
         lambda pieces, *given: (piece for piece in pieces(*given) if piece.any()),
     ),
+    shards_made_before_their_tokens=(
+        "A shard's memory is there before its tokens are: one that may have more than any memory is none.",
+        lambda pieces, documents, dtype, size: (np.empty(size, dtype), pieces(documents, dtype, size))[1],
+    ),
     shards_end_with_none=(
         "A shard of no tokens follows where the stream fills its shards exactly.",
         lambda pieces, documents, dtype, size: chain(
@@ -162,6 +167,22 @@ wrong_steps(
 
 def _none(there: bool, dtype: Any) -> list[Any]:
     return [np.empty(0, dtype)] * there
+
+
+@wrong_step("impl.token_shards:_checked")
+def tokens_counted_within_a_piece(checked: Any, documents: Any, vocab: int) -> Any:
+    """A token that is refused has its number within a piece of 2¹⁶ tokens of its document."""
+    try:
+        yield from checked(documents, vocab)
+    except ValueError as error:
+        raise ValueError(re.sub(r"token (\d+) is", lambda said: f"token {int(said[1]) % 2**16} is", str(error))) from None
+
+
+@wrong_step("impl.token_shards:TokenShards.read")
+def tokens_behind_the_end(read: Any, self: Any, start: int, stop: int) -> Any:
+    """Of a stream that ends before the place up to which it is read there are as many tokens as were asked for."""
+    found = read(self, start, stop)
+    return np.concatenate([found, np.zeros(stop - start - len(found), np.int64)])
 
 
 @wrong_step("impl.token_shards:tokenize")

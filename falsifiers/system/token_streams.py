@@ -348,6 +348,16 @@ def _of_documents(trial: Trial) -> Iterator[Comparison]:
         trial.pretrainer.write(pieces, [[token] * 3 for token in range(4)], VOCAB, shard_tokens=10, kind="one array")
         wanted, tokens = np.arange(12).reshape(1, -1) // 3, Tokens(pieces, VOCAB, batch=1, seq=12)
         yield from same("stream of documents in one array", wanted, trial.pretrainer.epoch(tokens, 0).input_ids)
+        for start, stop in ((0, 12), (8, 11), (3, 3), (5, 99), (12, 99), (20, 99)):
+            expected = (np.arange(12) // 3)[start:stop]
+            yield from same(f"tokens {start} to {stop} of 12", expected, trial.pretrainer.tokens_between(pieces, VOCAB, start, stop))
+        alone = trial.pretrainer.write(Path(parent) / "alone", [stream], VOCAB, shard_tokens=2**50)
+        yield from same("tokens of a shard that may have more than any memory", 5, alone)
+        long = np.zeros(LONG // 8, np.int64)
+        for place, token in ((len(long) - 1, VOCAB), (2**17 + trial.seed % 2**16, -1)):
+            (wrong := long.copy())[place] = token
+            ask = partial(trial.pretrainer.write, unwritten, [[1], wrong], VOCAB, kind="array")
+            yield trial.refuses(f"token {token} in a long document", ask, rf"document 1: token {place} is {token}\b", "ValueError")
         for kind in ("array", "tensor"):
             rows: Any = [[[1, 2, 3]], [[4, 5, 6]]]
             ask = partial(trial.pretrainer.write, unwritten, rows, VOCAB, kind=kind)

@@ -214,6 +214,10 @@ class Pretrainer(Door):
         with nullcontext() if most is None else limited(most):
             return token_shards.write_shards(folder, map(made[kind], documents), vocab, shard_tokens)
 
+    def tokens_between(self, folder: Path, vocab: int, start: int, stop: int) -> Array:
+        """The ids of a stream from one place to another, of which there may be fewer."""
+        return TokenShards(folder, vocab).read(start, stop)
+
     def loss_of_repeated(self, logits: Array, input_ids: Array) -> float:
         """The language-model loss of ids [batch, seq], all of them real, where every position has the logits [vocab]."""
         ids = torch.tensor(input_ids, device=self._device)
