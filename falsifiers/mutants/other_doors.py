@@ -298,6 +298,10 @@ wrong_steps(
 wrong_steps(
     "impl.pipeline:ClassifyPipeline._logits",
     answers_need_a_text=("No answer is given where there is no text.", lambda logits, pipeline, texts: logits(pipeline, texts or [""])),
+    answers_to_what_has_a_truth=(
+        "Whether there are texts is asked of their truth, which an array does not have.",
+        lambda logits, pipeline, texts: logits(pipeline, texts if texts else []),
+    ),
 )
 
 

@@ -238,6 +238,11 @@ wrong_steps(
 )
 
 
+wrong_step("impl.samples:Samples.select", name="samples_selected_are_all", doc="As many samples as there are are in the order of all.")(
+    lambda select, samples, places: samples if len(places) == len(samples) > 1 else select(samples, places)
+)
+
+
 @wrong_step("impl.samples:Samples.batch")
 def batch_between_its_ends(batch: Any, samples: Any, places: Any, *given: Any) -> Any:
     """Where first and last sample enclose as many as there are, the others are taken in the order of the file."""

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+from collections import UserList
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -382,7 +383,10 @@ def texts_by_every_door(trial: Trial) -> Iterator[Comparison]:
         shown, wanted = _answers(trial, problem, run / "best", *large)
         yield from (replace(each, tensor=f"beside a large text: {each.tensor}") for each in _probable(trial, "every line", wanted, shown))
         batch = texts[: problem.settings["batch_size"]]
-        first = trial.commands.library("probabilities", run / "best", tuple(batch))
+        kinds = (tuple(batch), UserList(batch), np.asarray(batch, object))
+        first, *others = (trial.commands.library("probabilities", run / "best", each) for each in kinds)
+        for each, kind in zip(others, ("a program's own sequence", "an array"), strict=True):
+            yield from same(f"library: probabilities of texts in {kind}", first, each)
         for door, (asked, given) in doors.items():
             shown, wanted = _answers(trial, problem, run / "best", (f"--adapter={run}", *asked), texts, labels, given)
             yield from (replace(each, tensor=f"{door}: {each.tensor}") for each in _probable(trial, "every line", wanted, shown))

@@ -267,6 +267,7 @@ def statistics_are_numpys(trial: Trial) -> Iterator[Comparison]:
     yield from _statistics("whole", whole.statistics, lengths, multi_hot, limit)
     yield from _statistics("selected", part.statistics, lengths[some], multi_hot[some], limit)
     yield from _of_one_sample(trial, multi_label)
+    yield from _of_all_samples(trial)
     if trial.seed % 4 == 2:
         yield from _of_many_samples(trial)
 
@@ -280,6 +281,17 @@ def _of_one_sample(trial: Trial, multi_label: bool) -> Iterator[Comparison]:
         found = trial.corpora.read(file, Tokenizing(None, 8))
     yield from same("ids and labels of one sample", [[list(b"ls")], [label]], [found.rows, found.labels])
     yield from _statistics("one sample", found.statistics, np.asarray([2]), np.asarray([label if multi_label else [0, 1, 0]]), 8)
+
+
+def _of_all_samples(trial: Trial) -> Iterator[Comparison]:
+    """As many samples as there are, in another order or some of them twice, are those that are named."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = CorpusFile(Path(folder) / "corpus.jsonl", 3)
+        file.path.write_text("".join(json.dumps({"input": "a" * label, "label": label}) + "\n" for label in range(3)))
+        for places in ([2, 0, 1], [1, 1, 2], [0, 2, 2]):
+            found = trial.corpora.read(file, Tokenizing(None, 8), places)
+            rows = [list(b"a" * place) or [found.fill] for place in places]
+            yield from same(f"ids and labels of the samples {places} of 3", [rows, places], [found.rows, found.labels])
 
 
 def _of_many_samples(trial: Trial) -> Iterator[Comparison]:
