@@ -183,6 +183,14 @@ def tokenizer_flags_left_out_passed_over(right: Any, path: Path, named: Any, add
     right(path, _without_flags(named, added, lambda token, name: name not in token), added)
 
 
+@wrong_step("impl.tokens:_require_alike")
+def tokenizer_flags_of_what_is_named_once(right: Any, path: Path, named: Any, added: Any) -> None:
+    """The flags of a token are not compared where a list names it too."""
+    lists = [named.get(key) for key in ("additional_special_tokens", "extra_special_tokens")]
+    listed = [token for each in lists if isinstance(each, list) for token in each]
+    right(path, _without_flags(named, added, lambda token, _: token["content"] in listed), added)
+
+
 wrong_step("impl.tokens:_require_no_prefix", name="tokenizer_prefix_passed_over", doc="A space that transformers adds is not looked for.")(
     lambda *_: None
 )

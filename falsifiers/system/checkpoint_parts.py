@@ -260,6 +260,9 @@ def _tokenizer_damage(folder: Path, family: str) -> Iterator[Damage]:
     yield from (make({"added_tokens_decoder": {"1": token}}) for token in ({"content": new}, *({**end, flag: True} for flag in FLAGS)))
     yield make({"pad_token": "<eos>", "split_special_tokens": False, "added_tokens_decoder": {"1": end}, "surplus": 1}, taken=True)
     yield from (_split_at_plainly(folder, {**end, **said}, flag) for flag in FLAGS for said in ({flag: False}, {}))
+    for named in ({"eos_token": "<eos>"}, {"additional_special_tokens": ["<eos>"]}, {"extra_special_tokens": ["<eos>"]}):  # as most are
+        yield make({"added_tokens_decoder": {"1": {**end, "lstrip": True}}, **named}, f"{TOKENIZER_CONFIG}.*another lstrip")
+        yield make({"added_tokens_decoder": {"1": end}, **named}, taken=True)
     plain = {**end, "special": False}  # left out, `normalized` is true for it
     yield make({"added_tokens_decoder": {"1": plain}}, f"{TOKENIZER_CONFIG}.*another normalized")
     yield make({"added_tokens_decoder": {"1": {**plain, "normalized": False}}}, taken=True)
