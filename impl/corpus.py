@@ -88,9 +88,10 @@ def statistics(labels: Integers, num_classes: int, lengths: Integers, truncated:
 
 
 def lines_of(file: IO[bytes], name: str) -> Iterator[bytes]:
-    """The lines of a file as they stand, one at a time. A ValueError names file and line where one is longer than LONGEST_LINE."""
-    for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE + 1), b""), start=1):
-        if len(line) > LONGEST_LINE and not line.endswith(b"\n"):
+    """The lines of a file as they stand, one at a time. A ValueError names file and line where one is longer than LONGEST_LINE, without its
+    end, which is LF or CR LF."""
+    for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE + 2), b""), start=1):
+        if len(line) > LONGEST_LINE and len(line.removesuffix(b"\n").removesuffix(b"\r")) > LONGEST_LINE:
             raise ValueError(f"{name}:{number}: a line of more than {LONGEST_LINE:,} bytes; expected that many at most")
         yield line
 

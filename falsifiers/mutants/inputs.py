@@ -24,6 +24,24 @@ def lines_as_long_as_their_ends(lines_of: Step, file: Any, name: str) -> Iterato
         yield line
 
 
+@wrong_step("impl.corpus:lines_of")
+def lines_as_long_as_their_returns(lines_of: Step, file: Any, name: str) -> Iterator[bytes]:
+    """The CR before the LF that ends a line counts among the bytes that it may have."""
+    for number, line in enumerate(lines_of(file, name), start=1):
+        if len(line.removesuffix(b"\n")) > 10_000_000:
+            raise ValueError(f"{name}:{number}: a line of more than 10,000,000 bytes")
+        yield line
+
+
+@wrong_step("impl.corpus:lines_of")
+def lines_numbered_within_a_piece(lines_of: Step, file: Any, name: str) -> Iterator[bytes]:
+    """A line that is too long has its number among 2¹⁵ lines that are read at once."""
+    try:
+        yield from lines_of(file, name)
+    except ValueError as error:
+        raise ValueError(re.sub(r":(\d+): a line", lambda said: f":{int(said[1]) % 2**15}: a line", str(error))) from None
+
+
 wrong_steps(
     "impl.commands.predict:strict_json",
     predict_last_of_two_texts=("The last text is classified where a line gives `input` twice.", lambda _: json),

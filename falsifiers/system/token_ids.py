@@ -36,6 +36,8 @@ MORE_THAN_A_BYTE = 900
 """Samples, of which several hundred have a label."""
 LONGEST_LINE = 10_000_000
 """Bytes of a line of a corpus, its end not among them."""
+LINES = 50_000
+"""Lines before one that is too long, of more than a million bytes."""
 
 
 PASSED_OVER = {"truncation_side": "left", "padding_side": "left", "model_max_length": 2}
@@ -239,11 +241,14 @@ def _longest_line(trial: Trial) -> list[Comparison]:
         line = '{{"input": "{}", "label": 1}}'
         longest = LONGEST_LINE - len(line.format(""))
         texts = ("ls", "a" * longest, "a" * (longest + 1))
-        file.path.write_text("\n".join(map(line.format, (texts[1], texts[0], texts[1]))))  # with an end of its own, and without one
-        found = same("lengths of the longest texts", [longest, 2, longest], [len(text) for text, _ in trial.corpora.load(file)])
-        file.path.write_text("\n".join(map(line.format, (texts[0], texts[2]))))
-        ask = partial(trial.corpora.load, file)
-        return [*found, trial.refuses("a line too long", ask, rf"{file.path.name}:2: .*{LONGEST_LINE:,}", "ValueError")]
+        ask, found = partial(trial.corpora.load, file), list[Comparison]()
+        for end in ("\n", "\r\n"):
+            file.path.write_bytes(end.join(map(line.format, (texts[1], texts[0], texts[1]))).encode())  # with an end, and without one
+            found += same(f"lengths of the longest texts, {end!r}", [longest, 2, longest], [len(text) for text, _ in ask()])
+            file.path.write_bytes(end.join(map(line.format, (*texts[:1] * LINES, *texts[:0:-1]))).encode())
+            refused = trial.refuses("a line too long", ask, rf"{file.path.name}:{LINES + 1}: .*{LONGEST_LINE:,}", "ValueError")
+            found.append(refused)
+        return found
 
 
 @may_be_non_finite("*.imbalance")
