@@ -1,6 +1,7 @@
 """Wrong states of pre-training runs, and wrong ways of going on from them: one step of `impl` replaced each."""
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -226,3 +227,31 @@ def pretrain_refuses_what_it_has_taken(load: Any, self: Any, *given: Any) -> Any
         for parameter in self.step.optimiser.parameters.values():
             parameter.data.zero_()
         raise
+
+
+@wrong_step("impl.pretrain_run:_Run._load")
+def pretrain_run_as_it_is_spelled(load: Any, run: Any, state: Path) -> Any:
+    """A run that is given 1 for 1.0 is another one."""
+    position = load(run, state)
+    said, now = (json.dumps(each, sort_keys=True) for each in (json.loads((state / "state.json").read_bytes())["run"], run.identity))
+    if said != now:
+        raise ValueError(f"{state / 'state.json'}: the state of another run")
+    return position
+
+
+@wrong_step("impl.pretrain:StepFn._step")
+def pretrain_keeps_gradients_of_a_broken_step(step: Any, steps: Any, batch: Any) -> Any:
+    """Gradients stay, and take their memory, where a step breaks off."""
+    try:
+        return step(steps, batch)
+    except BaseException:
+        steps.optimiser.zero_gradients = lambda: delattr(steps.optimiser, "zero_gradients")
+        raise
+
+
+@wrong_step("impl.decoder_optimiser:DecoderAdamW.step")
+def pretrain_computes_all_before_it_moves(step: Any, optimiser: Any, gradients: Any, learning_rate: float) -> None:
+    """The new parameters and moments are computed before the first of them takes its place, and held beside the old ones."""
+    beside = {name: value.clone() for name, value in optimiser.state().items()}
+    step(optimiser, gradients, learning_rate)
+    del beside

@@ -176,7 +176,7 @@ def several_agree(trial: Trial) -> Iterator[Comparison]:
     again = np.concatenate([own[:1], -own[1:]])  # the first worker gives what it gave before, and the others do not
     groups: list[list[Array]] = [[own, precise, counted, again], [signs], [places], [pieces], [zero]]
     groups += [[alike], [alike, one, other], [half], [byte]]
-    totals = [reduce(np.add, each) for each in groups[0]]
+    totals = [*(reduce(np.add, each) for each in groups[0]), own, -own]
     sent: list[list[str]] = [texts, [texts[0], *map(str, range(1, SEVERAL))]]
     sent += [each for power in POWERS for each in rng.permutation(_texts(power)).reshape(-1, SEVERAL).tolist()]
     for rank, (said, summed, got) in enumerate(trial.trainer.agree(groups, sent, reasons, SEVERAL_CHUNK)):

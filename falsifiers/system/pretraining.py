@@ -35,6 +35,8 @@ VOCAB = 24
 SIZES = {"vocab": VOCAB, "hidden": 16, "intermediate": 24, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8, "max_positions": 64}
 LARGER = {"hidden": 128, "intermediate": 256, "layers": 12}
 """Sizes of a decoder beside whose state little is held but that; none of its tensors is much of it."""
+BESIDE = 0.2
+"""So much may a step take, in parameters and moments, beside its gradients, these in one vector, and the clipped ones."""
 HELD_OUT = 40
 """Tokens on which a small run validates."""
 EPS = 1e-8
@@ -108,6 +110,7 @@ def exhausted_stream_ends_the_epoch(trial: Trial) -> list[Comparison]:
         ),
         *_many_tokens(trial),
         *_many_batches(trial),
+        _step_in_little_memory(trial),
     ]
 
 
@@ -229,6 +232,13 @@ def _in_little_memory(trial: Trial) -> Comparison:
         trial.pretrainer.run(problem, stop_after=1)
         held, size = trial.pretrainer.going_on(problem)
     return value_at_most("held beside a run that goes on, in states", max(0, held / size - 1), 0.25)
+
+
+def _step_in_little_memory(trial: Trial) -> Comparison:
+    """A step moves parameters one after another: beside what stays it holds no new ones of all of them, and no new moments."""
+    architecture = {**small_architecture(trial.rng("step")), **LARGER}
+    taken = trial.pretrainer.taken_by_a_step(architecture, trial.seed)
+    return value_at_most("taken by a step beside its gradients, in parameters and moments", max(0.0, taken - 1), BESIDE)
 
 
 def _on_a_slow_disk(trial: Trial) -> list[Comparison]:

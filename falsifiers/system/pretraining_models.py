@@ -262,6 +262,7 @@ def _broken_steps(trial: Trial, architecture: Mapping[str, Any]) -> Iterator[Com
         label = f"step {number + 1}, broken off by {error} in {operation}"
         if not mixed.breaks(ids, operation, nth, error):
             plain.train(ids)
+        yield from same(f"gradients left by {label}", [], mixed.held()[1])
         (steps, expected), (made, found) = plain.state(), mixed.state()
         yield from same(f"steps made after {label}", steps, made)
         yield value_at_most(f"largest error of a tensor of the state after {label}", _error(expected, found), OF_SUMS)

@@ -237,7 +237,7 @@ def sealed_state(held: Mapping[str, Array], progress: Mapping[str, Any], *, seal
 def refuses_pretraining_state(trial: Trial) -> Iterator[Comparison]:
     """Each key of state.json, of the run in it, and each tensor; the state of another run."""
     rng = trial.rng("state")
-    with small_pretraining(trial, 1, save_every=1) as (problem, _):
+    with small_pretraining(trial, 1, save_every=1, weight_decay=0.0) as (problem, _):
         problem = _of_several_shards(problem)
         folder, other = problem.output, problem.output.with_name("other")
         trial.pretrainer.run(problem, stop_after=2)
@@ -391,12 +391,14 @@ def _other_runs(trial: Trial, problem: Pretraining) -> dict[str, Pretraining]:
 
 
 def _same_runs(problem: Pretraining) -> dict[str, Pretraining]:
-    """What may be another in a continuation: the steps between two states, the held-out tokens, the weights, which are the state's, and
-    where tokens and tokenizer lie."""
+    """What may be another in a continuation: the steps between two states, the held-out tokens, the weights, which are the state's, where
+    tokens and tokenizer lie, and whether whole numbers have a point."""
     free = replace(problem, settings={**problem.settings, FREE: None})
     held_out = replace(problem, validation=replace(problem.train, seed=None))
     tokens, tokenizer = (problem.output.with_name(f"moved {name}") for name in ("tokens", problem.tokenizer.name))
     shutil.copytree(problem.train.folder, tokens)
     shutil.copy(problem.tokenizer, tokenizer)
     moved = replace(problem, train=replace(problem.train, folder=tokens), tokenizer=tokenizer)
-    return {FREE: free, "validation": held_out, "start": replace(problem, seed=problem.seed + 1), "place": moved}
+    whole = {"gradient_clip_norm": 1, "weight_decay": 0}
+    spelled = replace(problem, architecture={**problem.architecture, "theta": 10_000}, settings={**problem.settings, **whole})
+    return {FREE: free, "validation": held_out, "start": replace(problem, seed=problem.seed + 1), "place": moved, "spelling": spelled}

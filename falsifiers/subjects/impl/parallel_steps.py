@@ -54,7 +54,8 @@ def agree(
 ) -> tuple[list[str], list[Array], list[list[str]]]:
     """One rank's messages about each group of tensors, about texts, about a last rank that fails for each of the reasons, two last ones, a
     last one whose disk is full, a last one without a word, and about a gradient of large numbers; and the sum of each of the first group's
-    tensors; and the texts of all ranks as it has them. The first texts are those that it is told about."""
+    tensors, and of all ranks the first one and its negative; and the texts of all ranks as it has them. The first texts are those that it
+    is told about."""
     groups._CHUNK = agreement._CHUNK = chunk
     said = list[str]()
 
@@ -84,6 +85,9 @@ def agree(
     tell(partial(fail, AssertionError()))
     tell(partial(agreement.require_finite, torch.full((3,), 3e38, device=device)))
     sums = [np.array(group.sum(torch.from_numpy(each[group.rank]).to(device)).cpu()) for each in held[0]]
+    own = torch.from_numpy(held[0][0][group.rank]).to(device)
+    gathered = [group.gather(each) for each in (own, -own)]
+    sums += [np.array(each.cpu()) for each in gathered]
     return said, sums, [group.gather_text(each[group.rank]) for each in texts]
 
 

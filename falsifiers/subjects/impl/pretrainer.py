@@ -177,6 +177,16 @@ class Pretrainer(Door):
         finally:
             tracemalloc.stop()
 
+    def taken_by_a_step(self, architecture: Architecture, seed: int) -> float:
+        """The most bytes that the host's allocator gives out in a step, over those of parameters and moments."""
+        decoder = self._random(architecture, seed)
+        step = pretrain.StepFn(decoder, total_steps=1, micro_batch=1, learning_rate=1e-2)
+        size = sum(value.nbytes for value in step.optimiser.state().values())
+        ids = torch.zeros(1, 2, dtype=torch.int64)
+        with allocated(self._device) as taken:
+            step.train(TokenBatch(ids, torch.ones_like(ids, dtype=torch.bool)))
+        return taken["peak"] / size
+
     def tokenized(self, corpus: Path, checkpoint: Path) -> int:
         """The number of tokens of a corpus by a checkpoint's tokenizer, of which one document is kept at a time."""
         encoder = token_shards.load_encoder(checkpoint / "tokenizer.json")
