@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -225,3 +226,24 @@ def codes_not_in_the_state(init: Step, self: Any, *given: Any) -> None:
     """A model's state dict has no weights in NF4, and one that is loaded leaves those of the model."""
     init(self, *given)
     self._non_persistent_buffers_set.update(("codes", "absmax"))
+@wrong_step("impl.decoder:Body.forward")
+def positions_of_the_first_batch_in_a_memory(forward: Step, self: Any, input_ids: Any, mask: Any) -> Any:
+    """Positions are counted once for a mask, and kept when another batch is written into its memory."""
+    if vars(self).get("seen") is not mask:
+        self.seen, self.counted = mask, mask.cumsum(dim=1)
+    with mock.patch.object(torch.Tensor, "cumsum", lambda *_, **__: self.counted):
+        return forward(self, input_ids, mask)
+
+
+class _Drawn(dict[str, Any]):
+    """Another value at the next look."""
+
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        self[name] = value.flip(0)
+        return value
+
+
+wrong_step(
+    "impl.decoder:random_tensors", name="random_weights_drawn_at_each_look", doc="A random weight is drawn anew when it is read again."
+)(lambda draw, *given: _Drawn(draw(*given)))

@@ -14,6 +14,7 @@ from blackswan.falsifiers.system.workloads import drawn, small
 def handed_tensors_stay(trial: Trial) -> Iterator[Comparison]:
     """Objects made of the same tensors work one after the other, and once more when those were written over, as one by itself does.
 
+    So do models on a batch that is written over the one before it, and random weights are the same whenever they are read.
     Before they are written over, the tensors are as they were. What is trained moves, in whatever order it lies. What a recording of steps
     says of their calls is what those calls were given and gave, although the steps went on to write to parameters and moments.
     """
@@ -39,6 +40,9 @@ def handed_tensors_stay(trial: Trial) -> Iterator[Comparison]:
         yield from same(f"{like} beside {one}", works[one], works[like])
     listed = trial.ownership.listed(work)
     yield from same("names of tensors after the lists were emptied", listed[: len(listed) // 2], listed[len(listed) // 2 :])
+    yield from same("answers on a batch in the memory of one before it", *trial.ownership.refilled(work, weights))
+    in_order, *others = trial.ownership.read_again(work)
+    yield from (each for found in others for each in same("random weights that are read in another order", in_order, found))
     then, now = trial.ownership.recorded(work, weights)
     yield from same("calls that are recorded", [name for name, *_ in then], [name for name, *_ in now])
     for (name, *at_the_call), (_, *said) in zip(then, now, strict=False):

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
 from typing import Any
@@ -117,6 +118,43 @@ class Ownership(Door):
             if isinstance(found, dict):
                 found.clear()
         return first + [dict(ask()) for ask in asked]
+
+    def refilled(self, work: Workload, weights: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+        """What a classifier and a decoder make of a batch that is padded on the left, with gradients and without: of one by itself, and in
+        the memory of a batch before it that was padded on the right."""
+        held, config = {name: torch.tensor(value, device=self._device) for name, value in weights.items()}, config_of(work.scalars)
+        names = trainable_shapes(config, adaptation_of(work.scalars))
+        base, own = ({name: value for name, value in held.items() if (name in names) == kind} for kind in (False, True))
+        models = {
+            "classifier": trainer_of(work, base, own, self._device).classifier,
+            "decoder": pretrain.random_decoder(config, device=self._device),
+        }
+        ids = torch.arange(2 * work.seq, device=self._device).view(2, -1) % work.vocab
+        mask = (torch.arange(work.seq, device=self._device) < work.seq - 1).repeat(2, 1)
+        alone, again = dict[str, Array](), dict[str, Array]()
+        for name, gradients in product(models, (True, False)):
+            one, other, label = (ids.clone(), mask.clone()), (ids.flip(0), mask.flip(1)), f"{name}, gradients {gradients}"
+            with torch.set_grad_enabled(gradients):
+                alone[label] = to_numpy(models[name](*other))
+                models[name](*one)
+                for value, later in zip(one, other, strict=True):
+                    value.copy_(later)
+                again[label] = to_numpy(models[name](*one))
+        return alone, again
+
+    def read_again(self, work: Workload) -> list[dict[str, Array]]:
+        """The random weights of a decoder and of an update, of one seed: read in order, once more from the last one on, and made anew and
+        read so at first."""
+        config = config_of(work.scalars)
+
+        def drawn() -> dict[str, Mapping[str, Tensor]]:
+            trained = classifier.initial_trainable(config, adaptation_of(work.scalars), 3)
+            return {"decoder": decoder.random_tensors(config, 3), "update": trained}
+
+        first, other = drawn(), drawn()
+        places = [(kind, name) for kind, tensors in first.items() for name in tensors]
+        looks = ((first, places), (first, places[::-1]), (other, places[::-1]))
+        return [{f"{kind}: {name}": to_numpy(tensors[kind][name]) for kind, name in order} for tensors, order in looks]
 
     def recorded(self, work: Workload, weights: Mapping[str, Array]) -> tuple[Calls, Calls]:
         """The calls of steps of a classifier, then of a decoder, clipped: what each was given and gave, copied at the call; and what a
