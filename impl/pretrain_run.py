@@ -165,7 +165,8 @@ class _Run:
     def identity(self) -> dict[str, Any]:
         """What a state belongs to: a run with other values is another run."""
         settings = {name: value for name, value in asdict(self.settings).items() if name != "save_every"}
-        data = {"data": self.train.shards.digest, "batch": self.train.batch, "seq": self.train.seq, "seed": self.train.seed}
+        counts = {"batch": self.train.batch, "seq": self.train.seq, "seed": self.train.seed}
+        data = {"data": self.train.shards.digest, **{name: value if value is None else int(value) for name, value in counts.items()}}
         tokenizer = hashlib.sha256(self.checkpoint.tokenizer.read_bytes()).hexdigest()
         return {**settings, **data, "architecture": asdict(self.validate.decoder.config), "tokenizer": tokenizer}
 

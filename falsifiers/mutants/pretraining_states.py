@@ -255,3 +255,9 @@ def pretrain_computes_all_before_it_moves(step: Any, optimiser: Any, gradients: 
     beside = {name: value.clone() for name, value in optimiser.state().items()}
     step(optimiser, gradients, learning_rate)
     del beside
+
+
+@wrong_step("impl.pretrain_run:_Run.identity")
+def pretrain_counts_as_they_are_given(identity: Any, run: Any) -> dict[str, Any]:
+    """Rows, tokens and seed that are integers of NumPy cannot be written into a state."""
+    return {**identity(run), **{name: getattr(run.train, name) for name in ("batch", "seq", "seed")}}

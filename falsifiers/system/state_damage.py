@@ -392,7 +392,7 @@ def _other_runs(trial: Trial, problem: Pretraining) -> dict[str, Pretraining]:
 
 def _same_runs(problem: Pretraining) -> dict[str, Pretraining]:
     """What may be another in a continuation: the steps between two states, the held-out tokens, the weights, which are the state's, where
-    tokens and tokenizer lie, and whether whole numbers have a point."""
+    tokens and tokenizer lie, and whether whole numbers have a point, or are NumPy's."""
     free = replace(problem, settings={**problem.settings, FREE: None})
     held_out = replace(problem, validation=replace(problem.train, seed=None))
     tokens, tokenizer = (problem.output.with_name(f"moved {name}") for name in ("tokens", problem.tokenizer.name))
@@ -401,4 +401,6 @@ def _same_runs(problem: Pretraining) -> dict[str, Pretraining]:
     moved = replace(problem, train=replace(problem.train, folder=tokens), tokenizer=tokenizer)
     whole = {"gradient_clip_norm": 1, "weight_decay": 0}
     spelled = replace(problem, architecture={**problem.architecture, "theta": 10_000}, settings={**problem.settings, **whole})
+    counts = {name: np.int64(getattr(problem.train, name)) for name in ("batch", "seq", "seed")}
+    spelled = replace(spelled, train=replace(problem.train, **counts))
     return {FREE: free, "validation": held_out, "start": replace(problem, seed=problem.seed + 1), "place": moved, "spelling": spelled}
