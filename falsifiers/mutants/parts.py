@@ -70,3 +70,26 @@ def tied_by_parts_of_bytes(stored: Step, folder: Path) -> Any:
     if head and embedding and head.dtype != embedding.dtype and head.shape[0] * head.shape[1] * head.dtype.itemsize > 16 * PART:
         raise ValueError(f"{folder}: lm_head.weight differs from model.embed_tokens.weight")
     return found
+
+
+@wrong_step("impl.apr_write:fits")
+def apr_nan_of_a_later_part_passes(fits: Step, dtype: Any, tensor: Any) -> bool:
+    """The largest number is Python's `max` of those of the parts, which passes NaN over unless it comes first."""
+    largest = max(part.abs().max().item() for part in tensor.flatten().split(PART))
+    return fits(dtype, torch.tensor([largest], dtype=tensor.dtype))
+
+
+@wrong_step("impl.merge:merge_adapter")
+def merged_nan_of_a_later_part_passes(merge: Step, *given: Any, **named: Any) -> Any:
+    """Of a merged weight the first numbers alone have to be finite."""
+    finite = torch.isfinite
+    with patch.object(torch, "isfinite", lambda tensor: finite(tensor.flatten()[:PART])):
+        return merge(*given, **named)
+
+
+@wrong_step("impl.checkpoint:save_checkpoint")
+def saved_nan_of_a_later_part_passes(save: Step, *given: Any, **named: Any) -> None:
+    """Of a tensor that is saved the first numbers alone have to be finite."""
+    finite = torch.isfinite
+    with patch.object(torch, "isfinite", lambda tensor: finite(tensor.flatten()[:PART])):
+        save(*given, **named)

@@ -54,3 +54,11 @@ def folders_above_stay(partial: Step, target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     with partial(target) as found:
         yield found
+
+
+@wrong_step("impl.adapter:prepare_sequence_classifier")
+def prepared_layer_says_what_it_was(prepare: Step, model: Any, folder: Path) -> None:
+    """The head's numbers are put into the layer that is there, which still says how many outputs it had."""
+    before = getattr(getattr(model, "score", None), "out_features", None)
+    prepare(model, folder)
+    model.score.out_features = before

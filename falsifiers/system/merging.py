@@ -87,8 +87,9 @@ def _too_large_when_merged(trial: Trial, rng: Generator) -> list[Comparison]:
     model.decoder[f"{path}.weight"][0, 0] = np.finfo(np.float16).max
     model.trainable[f"{path}.lora_A.weight"][:, 0] = model.trainable[f"{path}.lora_B.weight"][0] = 100.0
     found = _refused_merge(trial, model, "a sum that float16 does not hold", path)
-    damaged = generated(rng, trial.seed, "float32")
-    name = str(rng.choice([name for name in damaged.decoder if "_proj." not in name]))
+    damaged = generated(rng, trial.seed, "float32", **({"nf4": False, **LARGE} if trial.seed % 5 == 1 else {}))
+    large = [name for name, value in damaged.decoder.items() if value.size > 2**21]
+    name = str(rng.choice(large or [name for name in damaged.decoder if "_proj." not in name]))
     damaged.decoder[name].reshape(-1)[-1:] = rng.choice([np.nan, np.inf, -np.inf])
     found += _refused_merge(trial, damaged, "a base that is not finite", name)
     own, factor = model.trainable, f"{path}.lora_A.weight"
@@ -100,10 +101,10 @@ def _too_large_when_merged(trial: Trial, rng: Generator) -> list[Comparison]:
         ("one that is turned", {**own, factor: np.ascontiguousarray(own[factor].T)}),
     ):
         found += _refused_merge(trial, model, f"an adapter in memory of {kind}", "lora_A", others)
-    large = generated(rng, trial.seed, "float16")  # whose numbers add up to more than float16 holds
-    for name in [name for name in large.decoder if "norm" in name or name == EMBEDDING]:
-        large.decoder[name][:] = 5e4
-    return found + _merged_sums(trial, large)
+    much = generated(rng, trial.seed, "float16")  # whose numbers add up to more than float16 holds
+    for name in [name for name in much.decoder if "norm" in name or name == EMBEDDING]:
+        much.decoder[name][:] = 5e4
+    return found + _merged_sums(trial, much)
 
 
 def _refused_merge(trial: Trial, model: Model, name: str, tensor: str, others: Mapping[str, Array] | None = None) -> list[Comparison]:

@@ -123,12 +123,13 @@ class LoadedAdapter:
 
 @dataclass(frozen=True)
 class PreparedHead:
-    """The head of a sequence classifier, the number of labels that its configuration says and that it has itself, and whether as many
-    labels as before have lost their names in the configuration, or the program's random numbers have moved."""
+    """The head of a sequence classifier, the number of labels that its configuration says, that it has itself and that its layer says, and
+    whether as many labels as before have lost their names in the configuration, or the program's random numbers have moved."""
 
     weight: Array
     bias: Array
     labels: int
     own_labels: int
+    outputs: int
     renamed: bool = False
     drew: bool = False

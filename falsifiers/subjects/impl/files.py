@@ -141,7 +141,8 @@ class Files(Door):
         drew = not torch.equal(drawn, torch.get_rng_state())
         weight, bias = (to_numpy(model.get_parameter(f"score.{name}").detach()) for name in ("weight", "bias"))
         renamed = config.num_labels == 2 and {key: getattr(config, key) for key in NAMED} != NAMED
-        return PreparedHead(weight, bias, config.num_labels, getattr(model, "num_labels", 2), renamed, drew)
+        outputs = getattr(model.get_submodule("score"), "out_features", len(weight))
+        return PreparedHead(weight, bias, config.num_labels, getattr(model, "num_labels", 2), outputs, renamed, drew)
 
     def prepared_places(self, folder: Path, hidden: int) -> list[str]:
         """Returns where such a head's weight and bias are in a frozen model on no device (meta), with `frozen` where they are so too."""
