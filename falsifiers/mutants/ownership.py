@@ -226,6 +226,8 @@ def codes_not_in_the_state(init: Step, self: Any, *given: Any) -> None:
     """A model's state dict has no weights in NF4, and one that is loaded leaves those of the model."""
     init(self, *given)
     self._non_persistent_buffers_set.update(("codes", "absmax"))
+
+
 @wrong_step("impl.decoder:Body.forward")
 def positions_of_the_first_batch_in_a_memory(forward: Step, self: Any, input_ids: Any, mask: Any) -> Any:
     """Positions are counted once for a mask, and kept when another batch is written into its memory."""

@@ -356,7 +356,8 @@ def _of_documents(trial: Trial) -> Iterator[Comparison]:
         long = np.zeros(LONG // 8, np.int64)
         for place, token in ((len(long) - 1, VOCAB), (2**17 + trial.seed % 2**16, -1)):
             (wrong := long.copy())[place] = token
-            ask = partial(trial.pretrainer.write, unwritten, [[1], wrong], VOCAB, kind="array")
+            documents: Any = [[1], wrong]
+            ask = partial(trial.pretrainer.write, unwritten, documents, VOCAB, kind="array")
             yield trial.refuses(f"token {token} in a long document", ask, rf"document 1: token {place} is {token}\b", "ValueError")
         for kind in ("array", "tensor"):
             rows: Any = [[[1, 2, 3]], [[4, 5, 6]]]

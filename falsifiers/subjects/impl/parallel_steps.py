@@ -85,8 +85,8 @@ def agree(
     tell(partial(fail, AssertionError()))
     tell(partial(agreement.require_finite, torch.full((3,), 3e38, device=device)))
     sums = [np.array(group.sum(torch.from_numpy(each[group.rank]).to(device)).cpu()) for each in held[0]]
-    own = torch.from_numpy(held[0][0][group.rank]).to(device)
-    gathered = [group.gather(each) for each in (own, -own)]
+    first = torch.from_numpy(held[0][0][group.rank]).to(device)
+    gathered = [group.gather(each) for each in (first, -first)]
     sums += [np.array(each.cpu()) for each in gathered]
     return said, sums, [group.gather_text(each[group.rank]) for each in texts]
 
