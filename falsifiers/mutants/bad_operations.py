@@ -35,7 +35,15 @@ def _unclipped(right: Callable[..., Any], gradients: torch.Tensor, max_norm: flo
     return (clipped if norm > max_norm else gradients), norm
 
 
+def _by_the_mask_as_it_was(right: Callable[..., Any], mask: torch.Tensor, **given: Any) -> Any:
+    """The operation by what the mask of the last call was when it came first."""
+    if not (_MASKS and _MASKS[0] is mask):
+        _MASKS[:] = [mask, mask.clone()]
+    return right(mask=_MASKS[1], **given)
+
+
 _BUFFERS: dict[Any, torch.Tensor] = {}
+_MASKS: list[torch.Tensor] = []
 
 
 wrong_steps(
@@ -47,6 +55,10 @@ wrong_steps(
     losses_of_labels_in_one_buffer=(
         "The loss of several labels lies where that of the next call does.",
         _with("bce_with_logits", _in_one_buffer),
+    ),
+    attention_keeps_its_mask=(
+        "What a query sees is kept for the mask, which all layers share, also when another one is written to its memory.",
+        _with("attention", _by_the_mask_as_it_was),
     ),
     embedded_in_one_buffer=("Rows of the embedding lie where those of the next call do.", _with("embedding", _in_one_buffer)),
     rotated_in_one_buffer=("Rotated heads lie where those of the next call do.", _with("rope", _in_one_buffer)),
@@ -171,6 +183,14 @@ def operations_name_a_limit_too_many(require: Any, name: str, value: Any, limit:
         require(name, value, limit, what)
     except ValueError as error:
         raise ValueError(str(error).replace(f"to {limit - 1}", f"to {limit}")) from None
+
+
+@wrong_step("impl.validation:require_rows")
+def operations_look_at_a_mask_once(require: Any, name: str, mask: Any) -> None:
+    """A mask that was looked at is not looked at again, whatever was written to its memory."""
+    if not (_MASKS and _MASKS[0] is mask):
+        require(name, mask)
+        _MASKS[:] = [mask]
 
 
 @wrong_step("impl.validation:require_rows")

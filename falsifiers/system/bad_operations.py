@@ -22,7 +22,8 @@ LOSSES = ("weighted_cross_entropy", "cross_entropy_per_sample", "bce_with_logits
 
 
 def operations_refuse(trial: Trial) -> Iterator[Comparison]:
-    """Each operation answers what is whole, and refuses it with one array or number made bad in each way in which it can be.
+    """Each operation answers what is whole, and refuses it with one array or number made bad in each way in which it can be,
+    in the memory of the whole one.
 
     Logits are whole too where their sum is no number of float16, and so are vectors beside infinite padding. Of shapes these
     are such as a library would broadcast without a word.
@@ -40,7 +41,7 @@ def operations_refuse(trial: Trial) -> Iterator[Comparison]:
     for operation, changes, message in [*_of_losses(rng, whole), *_of_models(whole), *_of_steps(rng, whole), *_of_many(whole)]:
         what = " and ".join(f"{name} {value.shape if np.ndim(value) else value}" for name, value in changes.items())
         for backend in backends[operation]:
-            ask = partial(trial.devices.operate, operation, whole[operation] | changes, backend)
+            ask = partial(trial.devices.operate_again, operation, whole[operation], whole[operation] | changes, backend)
             yield trial.refuses(f"{operation} by {backend} of {what}", ask, message, "ValueError|FloatingPointError")
 
 

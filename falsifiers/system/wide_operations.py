@@ -71,7 +71,7 @@ def operations_own_their_memory(trial: Trial) -> Iterator[Comparison]:
 
 def _of_models(rng: Generator) -> Iterator[Asked]:
     batch, seq, hidden = (int(size) for size in rng.integers(2, 9, 3))
-    weight, mask = rng.uniform(0.5, 2.0, hidden), np.ones((batch, seq), bool)
+    weight, mask = rng.uniform(0.5, 2.0, hidden), np.arange(batch * seq).reshape(batch, seq) != seq - 1
     x, rows = rng.normal(size=(batch, seq, hidden)), rng.normal(size=(batch, hidden))
     heads, positions = rng.normal(size=(batch, seq, 2, 6)), np.tile(np.arange(seq), (batch, 1))
     factors = {"lora_a": rng.normal(size=(2, hidden)), "lora_b": rng.normal(size=(3, 2))}

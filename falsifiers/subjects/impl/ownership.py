@@ -95,13 +95,21 @@ class Ownership(Door):
                 guards(compute, asked)
         except SubjectError as error:
             return str(error)
+        others = {name: value.flatten().roll(1).view_as(value) for name, value in halves.items()}
+        of_others = _clones(compute(_clones(others)))
         first = compute(given)
-        right = {name: value.detach().clone() for name, value in first.items()}
+        right = _clones(first)
         for value in first.values():
             value.detach().zero_()
-        again = compute(given)
-        wrong = [name for name, value in right.items() if not torch.allclose(value.float(), again[name].detach().float(), rtol=1e-2)]
-        return f"{', '.join(wrong)}: what was written to an answer is in the next one" if wrong else ""
+        again = _clones(compute(given))
+        for name, value in given.items():
+            value.copy_(others[name])
+        found = compute(given)
+        kept = [name for name, value in right.items() if not _near(value, again[name])]
+        old = [name for name, value in of_others.items() if not _near(value, found[name])]
+        said = [f"{', '.join(kept)}: what was written to an answer is in the next one"] if kept else []
+        said += [f"{', '.join(old)}: what arrays were before other numbers were written to them is in the answer"] if old else []
+        return "; ".join(said)
 
     def listed(self, work: Workload) -> list[dict[str, tuple[int, ...]]]:
         """Names and shapes of a decoder's parameters, a classifier's base and its trained tensors, asked for again once the first lists
@@ -219,6 +227,14 @@ class Hand(Session):
         for name, value in self._held.items():
             if not name.startswith((BASE, BATCH)) and self._kind not in LATE:
                 value.zero_()
+
+
+def _clones(tensors: Mapping[str, Tensor]) -> Tensors:
+    return {name: value.detach().clone() for name, value in tensors.items()}
+
+
+def _near(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one.float(), other.detach().float(), rtol=1e-2)
 
 
 def _values(named: Mapping[Any, Any]) -> dict[str, Any]:
