@@ -87,7 +87,8 @@ def require_below(name: str, value: Tensor, limit: int, what: str) -> None:
     require_integers(name, value)
     if not _enabled or value.numel() == 0:
         return
-    wrong = (value < 0) | (value >= limit)
+    wide = value.to(torch.int64)  # a byte compares with the limit's last eight bits
+    wrong = (wide < 0) | (wide >= limit)
     if bool(wrong.any()):
         index = _first(wrong)
         raise ValueError(f"{name}{list(index)} is {value[index].item()}, but the {what} go from 0 to {limit - 1}")

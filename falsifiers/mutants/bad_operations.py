@@ -88,6 +88,10 @@ wrong_steps(
         _with("bce_with_logits", _in_float32),
     ),
     float64_pooled_in_float32=("Vectors in float64 are pooled in float32.", _with("pool", _in_float32)),
+    lm_loss_of_bytes_counts_padding=(
+        "The mark of padding among tokens of a byte is a token of theirs.",
+        _with("lm_cross_entropy", lambda right, logits, input_ids, mask: right(logits, input_ids, mask | (input_ids.dtype == torch.uint8))),
+    ),
     operations_pool_padding_of_no_weight=(
         "A mean is a product with weights that are zero at padding, also where that is infinite.",
         _with("pool", lambda right, x, mask, mode: right(x, mask, mode) + (0 * x.detach().sum(dim=1) if mode == "mean" else 0)),
@@ -191,6 +195,12 @@ def operations_look_at_a_mask_once(require: Any, name: str, mask: Any) -> None:
     if not (_MASKS and _MASKS[0] is mask):
         require(name, mask)
         _MASKS[:] = [mask]
+
+
+@wrong_step("impl.validation:require_below")
+def operations_cut_limits_to_a_byte(require: Any, name: str, value: Any, limit: int, what: str) -> None:
+    """Labels in a byte are compared with what a byte has of the number of classes."""
+    require(name, value, limit & 255 if value.dtype == torch.uint8 else limit, what)
 
 
 @wrong_step("impl.validation:require_rows")

@@ -9,6 +9,7 @@ import numpy as np
 
 from blackswan.falsifiers.numeric.comparison import Comparison, value_at_most
 from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 
 Bad = tuple[str, dict[str, Any], str]
@@ -38,11 +39,29 @@ def operations_refuse(trial: Trial) -> Iterator[Comparison]:
         logits = whole[operation]["logits"]
         trial.devices.operate(operation, whole[operation] | {"logits": np.full(logits.shape, LARGE, np.float16)}, "torch")
     yield _padded_without_end(trial, whole["pool"])
+    yield from _narrow_integers(trial, rng, backends)
     for operation, changes, message in [*_of_losses(rng, whole), *_of_models(whole), *_of_steps(rng, whole), *_of_many(whole)]:
         what = " and ".join(f"{name} {value.shape if np.ndim(value) else value}" for name, value in changes.items())
         for backend in backends[operation]:
             ask = partial(trial.devices.operate_again, operation, whole[operation], whole[operation] | changes, backend)
             yield trial.refuses(f"{operation} by {backend} of {what}", ask, message, "ValueError|FloatingPointError")
+
+
+def _narrow_integers(trial: Trial, rng: Generator, backends: dict[str, list[str]]) -> Iterator[Comparison]:
+    """Labels, and tokens beside padding, up to the last number of a byte are taken in 8, 32 and 64 bits, and give the same losses."""
+    classes = 256
+    labels, mask = np.array([0, 255, 100, int(rng.integers(classes)), 156]), np.array([True, True, True, False, False])
+    logits = _normal(rng, len(labels), classes)
+    tokens = {"logits": logits[None], "mask": mask[None]}
+    asked = [(operation, "labels", labels, {"logits": logits}) for operation in ("weighted_cross_entropy", "cross_entropy_per_sample")]
+    for operation, name, numbers, others in (*asked, ("lm_cross_entropy", "input_ids", labels[None], tokens)):
+        for backend in backends[operation]:
+            wide, *narrow = (
+                trial.devices.operate(operation, {**others, name: numbers.astype(dtype)}, backend)
+                for dtype in (np.int64, np.int32, np.uint8)
+            )
+            for each in narrow:
+                yield from same(f"{operation} by {backend} of narrow {name}", wide, each)
 
 
 def _padded_without_end(trial: Trial, whole: dict[str, Any]) -> Comparison:

@@ -1,5 +1,6 @@
 """Losses, in float32 (float64 for float64 logits) whatever the dtype of the logits."""
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -15,7 +16,7 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, class_weights: Tensor
     require_classification(logits, labels, class_weights)
     wide = widen(logits)
     weights = None if class_weights is None else class_weights.to(wide.dtype)
-    return functional.cross_entropy(wide, labels, weight=weights, reduction="none").sum() / logits.shape[0]
+    return functional.cross_entropy(wide, labels.to(torch.int64), weight=weights, reduction="none").sum() / logits.shape[0]
 
 
 def cross_entropy_per_sample(logits: Tensor, labels: Tensor) -> Tensor:
@@ -24,7 +25,7 @@ def cross_entropy_per_sample(logits: Tensor, labels: Tensor) -> Tensor:
     Raises what `require_classification` raises.
     """
     require_classification(logits, labels, None)
-    return functional.cross_entropy(widen(logits), labels, reduction="none")
+    return functional.cross_entropy(widen(logits), labels.to(torch.int64), reduction="none")
 
 
 def require_classification(logits: Tensor, labels: Tensor, class_weights: Tensor | None) -> None:
@@ -83,6 +84,6 @@ def lm_cross_entropy(logits: Tensor, input_ids: Tensor, mask: Tensor) -> Tensor:
         raise ValueError("no two neighbouring real tokens in the batch: there is no next token to predict")
     validation.require_below("input_ids", input_ids, logits.shape[-1], "tokens of the vocabulary")
     validation.require_finite("logits", logits)
-    targets = input_ids[:, 1:].masked_fill(~predicted, -100)
+    targets = input_ids[:, 1:].to(torch.int64).masked_fill(~predicted, -100)
     wide = widen(logits[:, :-1]).flatten(0, 1)
     return functional.cross_entropy(wide, targets.flatten(), ignore_index=-100, reduction="sum") / predicted.sum()
