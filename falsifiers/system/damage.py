@@ -116,6 +116,17 @@ def _surplus(tensors: dict[str, Array], name: str) -> str:
     return "surplus"
 
 
+def _two_missing(tensors: dict[str, Array], name: str) -> str:
+    """Two of a kind are missing, and three are there that should not be: the refusal says how many, of these or of those."""
+    alike = (each for each in sorted(tensors, reverse=True) if each != name and ("lora_" in each) == ("lora_" in name))
+    gone = (name, next(alike))
+    for extra in ("surplus", "surplus_a", "surplus_b"):
+        tensors[f"{name.rpartition('.')[0]}.{extra}"] = tensors[name].copy()
+    for each in gone:
+        del tensors[each]
+    return rf"(({'|'.join(each.removeprefix(PREFIX) for each in gone)}).*\b2\b|surplus.*\b3\b)"
+
+
 def _unprefixed(tensors: dict[str, Array], name: str) -> str:
     tensors[name.removeprefix(PREFIX)] = tensors.pop(name)
     return name.removeprefix(PREFIX)
@@ -202,6 +213,7 @@ CHECKPOINT_DAMAGE: dict[str, Damage] = {
     "truncated safetensors": lambda folder, rng: _truncated(WEIGHTS)(folder, rng) + "(?!.*changed)",
     "corrupt safetensors header": _header_length,
     "missing tensor": _weights(_missing),
+    "two missing tensors, and three others": _weights(_two_missing),
     "surplus tensor": _weights(_surplus),
     "misshapen tensor": _weights(_misshapen),
     "integer tensor": _weights(_integers),
@@ -249,6 +261,7 @@ ADAPTER_DAMAGE: dict[str, Damage] = {
     "truncated config": _truncated(ADAPTER_CONFIG),
     "truncated weights": _truncated(ADAPTER_WEIGHTS),
     "missing factor": _factors(_missing, "lora_"),
+    "two missing factors, and three others": _factors(_two_missing, "lora_"),
     "missing head": _factors(_missing, "score.weight"),
     "surplus tensor": _factors(_surplus, "lora_"),
     "tensor without the prefix": _factors(_unprefixed, "lora_"),
