@@ -480,7 +480,7 @@ def settings_and_samples_turned_round(require: Any, *given: Any) -> None:
         raise ValueError(said) from None
 
 
-@wrong_step("impl.decoder:require_shapes")
+@wrong_step("impl.checkpoint:require_shapes")
 def checkpoint_counts_missing_less_surplus(require: Any, expected: Any, shapes: Any, source: str) -> None:
     """Of missing tensors the refusal counts how many fewer there are than there should be."""
     try:
