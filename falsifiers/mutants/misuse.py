@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -154,3 +154,8 @@ wrong_steps(
     "impl.decoder_optimiser:require_not_negative",
     pretrain_takes_any_decay=("A decoder's weights grow by a weight decay below 0.", lambda *_: None),
 )
+wrong_step(
+    "impl.trainer:_counted_from",
+    name="errors_count_from_their_micro_batch",
+    doc="An error names a sample by its place in the micro-batch that is computed with it.",
+)(lambda *_: nullcontext())

@@ -389,7 +389,8 @@ def _failing_late(trial: Trial, rng: Generator, work: Workload, tried: "Steps", 
         tried.load(state)
         tried.call("accumulate", *few)
         if fails:
-            yield trial.refuses("a label that is none, late", partial(tried.call, "accumulate", ids, mask, labels), "label", "ValueError")
+            ask = partial(tried.call, "accumulate", ids, mask, labels)
+            yield trial.refuses("a label that is none, late", ask, rf"labels\[{len(labels) - 1}\b", "ValueError")
         made.append((tried.call("apply", *few), tried.state()))
     (said, expected), (answer, found) = made
     yield from same("what a step says of samples that waited", said, answer)

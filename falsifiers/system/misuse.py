@@ -18,6 +18,8 @@ BATCHES = {
     "a label in a row of its own": "labels",
 }
 """What is wrong with a batch, and a word of the refusal."""
+FIFTH = {"a label": r"(labels|targets)\[4\b", "a token": r"input_ids\[4, 0\]", "no token": r"mask\[4\]"}
+"""What is wrong with the fifth sample of a batch, and how a refusal names its place."""
 CALLS = ("train_batch", "accumulate", "apply", "apply_gradient_vector", "rate", "set_rate")
 WEIGHTS = ("of 0.0", "of -1.0", "of nan", "of inf")
 ARCHITECTURES: tuple[tuple[str, float | str], ...] = (
@@ -43,6 +45,11 @@ MISUSES = {
         for when in ("", ", before its trainer")
     },
     **{f"{call}: {name}": (word, "ValueError") for call in ("train_batch", "accumulate", "forward_only") for name, word in BATCHES.items()},
+    **{
+        f"{call}: {name} of the fifth sample": (place, "ValueError")
+        for call in ("train_batch", "accumulate", "forward_only")
+        for name, place in FIFTH.items()
+    },
     **{f"{call}: no sample": ("empty", "ValueError") for call in ("train_batch", "accumulate")},
     **{f"the share of rank {rank} of 2": (f"rank {rank}", "ValueError") for rank in (-1, 2)},
     **{f"batches of {size}": ("batch", "ValueError") for size in (0, -1)},

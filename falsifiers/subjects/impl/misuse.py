@@ -27,7 +27,7 @@ Calls = Iterator[tuple[str, Callable[[], object]]]
 
 def misuses(pipeline: ClassifyPipeline) -> dict[str, Callable[[], object]]:
     """The calls by their names, which `falsifiers.system.misuse` knows too."""
-    doors = (_of_trainers, _of_tensors, _of_batches, _of_counts, _of_architectures, _of_files)
+    doors = (_of_trainers, _of_tensors, _of_batches, _of_late_samples, _of_counts, _of_architectures, _of_files)
     return dict(call for door in doors for call in door(pipeline))
 
 
@@ -116,6 +116,21 @@ def _of_batches(pipeline: ClassifyPipeline) -> Calls:
     yield "logits of a mask that is added", partial(pipeline.classifier, batch.input_ids, added)
     for call in ("train_batch", "accumulate"):
         yield f"{call}: no sample", partial(getattr(pipeline.trainer, call), Batch(batch.input_ids[:0], batch.mask[:0], batch.labels[:0]))
+
+
+def _of_late_samples(pipeline: ClassifyPipeline) -> Calls:
+    """What is wrong with the last of five samples, of which two are computed at a time."""
+    two = _batch(pipeline)
+    batch = Batch(*(torch.cat([value, value, value[:1]]) for value in (two.input_ids, two.mask, two.labels)))
+    several, last = pipeline.trainer.multi_label, torch.arange(5, device=pipeline.device)[:, None] == 4
+    bad = {
+        "a label": replace(batch, labels=torch.where(last if several else last[:, 0], 99, batch.labels)),
+        "a token": replace(batch, input_ids=torch.where(last, -1, batch.input_ids)),
+        "no token": replace(batch, mask=batch.mask & ~last),
+    }
+    trainer = Trainer(pipeline.classifier, total_steps=None, micro_batch=2, learning_rate=0.1, multi_label=several)
+    for (name, given), call in product(bad.items(), ("train_batch", "accumulate", "forward_only")):
+        yield f"{call}: {name} of the fifth sample", partial(getattr(trainer, call), given)
 
 
 def _of_counts(pipeline: ClassifyPipeline) -> Calls:
