@@ -345,6 +345,13 @@ def _or_gone(right: Step, pid: int) -> Any:
         return None
 
 
+def _or_gone_without_a_boot(right: Step, pid: int) -> Any:
+    try:
+        return right(pid)
+    except FileNotFoundError:
+        return None
+
+
 wrong_steps(
     "impl.ledger:process_start",
     ledger_without_the_boot=(
@@ -366,6 +373,10 @@ wrong_steps(
     ledger_takes_the_unseen_for_gone=(
         "A holder that cannot be looked at, for want of rights or of open files, is taken for one that is gone.",
         _or_gone,
+    ),
+    ledger_takes_all_for_gone_without_a_boot=(
+        "On a system that does not say its boot every holder is taken for one that is gone.",
+        _or_gone_without_a_boot,
     ),
     ledger_reads_names_in_letters=(
         "A process whose name is cut inside a letter stops every other one.",

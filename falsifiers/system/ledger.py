@@ -217,6 +217,7 @@ def _of_a_living_one_unseen(trial: Trial, ledger: "Ledger", count: int) -> Itera
         yield from same("of a holder that could not be looked at", [count], ledger.reserved())
     yield trial.refuses("another user's holder that the system does not show", ledger.hidden, "permitted|process", "OSError")
     yield from same("of a holder that the system did not show", [count], ledger.reserved())
+    yield from same("of a holder, on a system that does not say its boot: taken for gone", False, ledger.without_boot() == [0])
 
 
 def _of_no_ledger(trial: Trial) -> list[Comparison]:

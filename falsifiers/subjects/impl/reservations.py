@@ -321,6 +321,19 @@ class Ledger(Session):
         with opening(opened), mock.patch.object(os, "kill", side_effect=others):
             return self.reserved()
 
+    def without_boot(self) -> list[int] | None:
+        """As `reserved`, where the system does not say of which start it is; None where that is refused."""
+        real, absent = io.open, os.strerror(errno.ENOENT)
+
+        def opened(file: Any, *given: Any, **named: Any) -> Any:
+            if str(file) == "/proc/sys/kernel/random/boot_id":
+                raise FileNotFoundError(errno.ENOENT, absent, str(file))
+            return real(file, *given, **named)
+
+        with opening(opened), suppress(OSError):
+            return self.reserved()
+        return None
+
     def unseen(self, error: OSError) -> list[int]:
         """As `reserved`, while each holder's file in /proc was opened, and cannot be read for that reason, as where the holder ends."""
         real = io.open
