@@ -49,6 +49,13 @@ def weights_digested_at_once(fingerprint: Step, tensor: Any) -> Any:
         return fingerprint(tensor)
 
 
+@wrong_step("impl.fit:fingerprint")
+def weights_digested_with_what_is_kept(fingerprint: Step, tensor: Any) -> Any:
+    """What a digest computes for each place of a weight is kept with it: several times its memory, as long as it is there."""
+    tensor.factors = torch.zeros(tensor.numel(), dtype=torch.int64, device=tensor.device)
+    return fingerprint(tensor)
+
+
 wrong_step(
     "impl.nonfinite:torch.tensor_split",
     name="weights_searched_at_once",

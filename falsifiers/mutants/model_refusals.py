@@ -259,6 +259,12 @@ def saved_settings_made_up(settings: Any, adapter: Any, folder: Path) -> Any:
         return settings(replace(adapter, extra={}), folder)
 
 
+@wrong_step("impl.saved:_settings")
+def saved_settings_that_are_empty(settings: Any, adapter: Any, folder: Path) -> Any:
+    """Settings that are null, or empty and of any type, count as none: the defaults are taken without a word."""
+    return settings(adapter if adapter.extra.get("settings") else replace(adapter, extra={}), folder)
+
+
 @wrong_step("impl.saved:_named_base")
 def adapter_base_of_any_type(named: Any, path: Path) -> Path | None:
     """An adapter's base is taken as text, whatever it is."""

@@ -50,6 +50,8 @@ MANY = (8, 33)
 """Micro-batches of a step, more than are held, after which a step's passes repeat themselves."""
 LOOKED_AT = (2**24, 2**25)
 """Numbers of a weight, more than are looked at together, and of one twice as large."""
+LEFT = 40
+"""Megabytes that such a look may leave: as much as it takes for the numbers that are looked at together."""
 LENGTHS, EVER_NEW = 3, 48
 """Lengths that are seen again and again, and that are new to either half of a run."""
 STEPS = {"cpu": 30, "cuda": 1000}
@@ -327,7 +329,8 @@ def quantised_one_at_a_time(trial: Trial) -> Iterator[Comparison]:
     """Loading sharded weights with NF4 allocates on the host only a few of the largest tensors beyond what stays; every absmax is right.
 
     So does a pipeline that is opened on them, or on its adapter, and writing them as an .apr file; and so do merging an update into them
-    and saving them as another folder, beyond the weights that are written. A large weight is looked at a part at a time.
+    and saving them as another folder, beyond the weights that are written. A large weight is looked at a part at a time, and what that
+    takes is given back.
     """
     rng = trial.rng("shards")
     hidden, intermediate = 64 * int(rng.integers(1, 3)), 64 * int(rng.integers(2, 4))
@@ -353,8 +356,9 @@ def quantised_one_at_a_time(trial: Trial) -> Iterator[Comparison]:
         yield value_at_most(f"beyond what is {name}, in largest projections", max(0, beyond) / largest, 6)
     yield value_at_most("where a file is written, in largest projections", written["exported"] / largest, 6)
     small, large = map(trial.memory.looked_at, LOOKED_AT)
-    for name, peak in large.items():
-        yield value_at_most(f"{name} of a weight twice as large: what it takes more, in MB", (peak - small[name]) / MEGABYTE, 16)
+    for name, (peak, left) in large.items():
+        yield value_at_most(f"{name} of a weight twice as large: what it takes more, in MB", (peak - small[name][0]) / MEGABYTE, 16)
+        yield value_at_most(f"{name} of a large weight: what it leaves, in MB", max(left, small[name][1]) / MEGABYTE, LEFT)
 
 
 def _read_once(trial: Trial) -> Comparison:

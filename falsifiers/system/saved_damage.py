@@ -94,7 +94,7 @@ def _beside_damage(folder: Path, rng: Generator) -> Iterator[Damage]:
         yield make({f"checksums/{group}/{name}": another(kept[name])}, f"{file}.*{name}", seal=True)
         yield make({f"checksums/{group}/{name}": ABSENT}, f"{file}.*{name}", seal=True, free=group == "base")
         yield make({f"checksums/{group}": [1]}, f"{BESIDE}.*checksums", seal=True)
-    yield make({"extra/settings": ["mean"]}, f"{BESIDE}.*settings", seal=True)
+    yield from (make({"extra/settings": value}, f"{BESIDE}.*settings", seal=True) for value in (["mean"], [], "", 0, False, None))
     yield make({"extra/settings/surplus": 1}, f"{BESIDE}.*surplus", seal=True)
     own = ("num_classes", "pooling", "quantize_nf4", "double_quantize", *(() if merged else ("lora_rank", "lora_alpha", "lora_targets")))
     for key in values["extra"]["settings"]:

@@ -264,17 +264,18 @@ class Memory(Door):
             made.save(adapters)
         return beyond
 
-    def looked_at(self, count: int) -> dict[str, int]:
-        """The allocator's peak while a base's weight of so many numbers is looked at, for a run's digest and for one that is not finite."""
-        base, peaks = torch.nn.Module(), dict[str, int]()
+    def looked_at(self, count: int) -> dict[str, tuple[int, int]]:
+        """The allocator's peak while a base's weight of so many numbers is looked at, for a run's digest and for one that is not finite,
+        and what is held when that is over."""
+        base, taken_by = torch.nn.Module(), dict[str, tuple[int, int]]()
         base.register_buffer("weight", torch.ones(count, dtype=torch.bfloat16, device=self._device))
         looks: dict[str, Callable[[torch.nn.Module], str | None]]
         looks = {"digest": whole_runs._weights_digest, "what is not finite": nonfinite.spoiled_parameter}
         for name, look in looks.items():
             with allocated(self._device) as taken:
                 look(base)
-            peaks[name] = taken["peak"]
-        return peaks
+            taken_by[name] = taken["peak"], taken["kept"]
+        return taken_by
 
     def taken_by_a_sum(self, workers: int, count: int) -> float:
         """What is allocated at the peak while so many workers sum a vector of so many numbers, in vectors; nothing is exchanged."""
