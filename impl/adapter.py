@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +32,7 @@ from blackswan.impl.folder import is_there, whole_folder
 from blackswan.impl.tensors import laid_out
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS, BESIDE, HEAD = "adapter_config.json", "adapter_model.safetensors", "blackswan.json", "head.safetensors"
-MODEL = "model.safetensors"
+_WHOLE = re.compile(r"(pytorch_)?model(-.*)?\.(safetensors|bin)(\.index\.json)?|.*\.(apr|gguf)")  # files of a whole model's weights
 PREFIX = "base_model.model."
 HEAD_WEIGHT, HEAD_BIAS = "score.weight", "score.bias"
 _BESIDE = {
@@ -97,7 +98,7 @@ def save_adapter(
     require_named(trainable_shapes(config, adaptation), trainable, str(folder))
     if folder.exists() and not (folder / ADAPTER_CONFIG).is_file():
         raise FileExistsError(f"{folder} exists and is no adapter (it has no {ADAPTER_CONFIG}); choose another name or move it away")
-    if whole := next((name for name in (MODEL, f"{MODEL}.index.json") if (folder / name).exists()), None):
+    if whole := next((each.name for each in sorted(folder.glob("*")) if _WHOLE.fullmatch(each.name)), None):
         raise FileExistsError(f"{folder} exists and has a checkpoint's {whole} beside an adapter, which would go too; choose another name")
     if not target_modules(adaptation.targets):
         raise ValueError(f"{folder}: the adaptation has no targets; PEFT's format needs at least one")
@@ -245,8 +246,7 @@ def read_beside(path: Path, config: DecoderConfig) -> dict[str, Any]:
     if values["pooling"] not in POOLINGS:
         raise ValueError(f"{path}: pooling is {values['pooling']!r}; expected one of {', '.join(POOLINGS)}")
     for key, value in _architecture(config).items():
-        if values["architecture"].get(key) != value:
-            stored = values["architecture"].get(key)
+        if (stored := values["architecture"].get(key)) != value:
             raise ValueError(f"{path}: trained on a decoder with {key} {stored!r}, this one has {value!r}; use its own base")
     if values["digest"] != _digest(values):
         raise ValueError(f"{path}: is not what was saved: it is damaged or was edited; restore it from a copy")
@@ -301,8 +301,7 @@ _OWN_KEYS = _peft_config(Adaptation(classes=2, rank=1, alpha=1.0), None).keys()
 
 
 def _is_own(folder: Path, values: Mapping[str, Any]) -> bool:
-    """Whether an adapter has a blackswan.json, or has to have one: every PEFT writes keys in adapter_config.json that `save_adapter` does
-    not."""
+    """Whether an adapter has a blackswan.json, or has to: every PEFT writes keys in adapter_config.json that `save_adapter` does not."""
     return is_there(folder / BESIDE) or values.keys() == _OWN_KEYS
 
 

@@ -1,5 +1,6 @@
 """Wrong adapters, checkpoints and saves: one step of `impl` replaced while the subject runs."""
 
+import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -339,10 +340,14 @@ def adapter_changes_with_its_file(read: Step, path: Path, prefix: str = "") -> A
         return {name: file.get_tensor(prefix + name) for name in found}
 
 
-@wrong_step("impl.adapter:MODEL")
-def saved_over_a_checkpoint(_: Step) -> str:
-    """A checkpoint in whose folder an adapter lies is replaced with it."""
-    return "no such file"
+wrong_steps(
+    "impl.adapter:_WHOLE",
+    saved_over_a_checkpoint=("A checkpoint in whose folder an adapter lies is replaced with it.", lambda _: re.compile("no such file")),
+    saved_over_other_weights=(
+        "Weights of a model that are not in safetensors, or in parts without an index, are removed with the adapter beside them.",
+        lambda _: re.compile(r"model\.safetensors(\.index\.json)?"),
+    ),
+)
 
 
 @wrong_step("impl.adapter:whole_folder")

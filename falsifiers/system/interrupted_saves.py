@@ -34,6 +34,11 @@ NAMES = ("adapter".ljust(131, "\u00e9"), LONG[:233], LONG[:234], LONG)
 """Names as long, one of letters of two bytes, and two of which the names of parts are about as long as that."""
 STEPS = 14
 """The number of steps in the file system at each of which a save is killed; `impl` takes 12."""
+OF_A_CHECKPOINT = (
+    *(f"{WEIGHTS}.index.json", "model-00001-of-00001.safetensors", "pytorch_model.bin", "pytorch_model.bin.index.json"),
+    *("pytorch_model-00001-of-00001.bin", "model.apr", "model.Q4_K_M.gguf"),
+)
+"""Names of files by which a folder holds a checkpoint, or what is left of one, whatever else is there."""
 RENAMES = 4
 """So many more it may take where the system cannot exchange two names."""
 
@@ -131,10 +136,10 @@ def _in_the_place_of_others(trial: Trial, model: Model, folder: Path) -> list[Co
     peft = model.write_peft(folder / "peft")
     mixed = Path(shutil.copytree(folder / "base", folder / "mixed"))
     shutil.copytree(peft, mixed, dirs_exist_ok=True)
-    parts = Path(shutil.copytree(mixed, folder / "in parts"))
-    (parts / WEIGHTS).rename(parts / "model-00001-of-00001.safetensors")
-    (parts / f"{WEIGHTS}.index.json").write_text("{}")
-    others = (folder / "other", empty, folder / "a file", folder / "base", folder / "merged", mixed, parts)
+    others = [folder / "other", empty, folder / "a file", folder / "base", folder / "merged", mixed]
+    for name in OF_A_CHECKPOINT:
+        others.append(Path(shutil.copytree(mixed, folder / f"of {name}")))
+        (others[-1] / WEIGHTS).rename(others[-1] / name)
     for place in (*others, peft, folder / "again [1]"):
         before = _bytes_of(place)
         for name, write in (("a merged model", merge), ("an adapter", save)):
