@@ -62,6 +62,14 @@ def tied_by_the_first_part(load: Step, folder: Path) -> Any:
         return load(folder)
 
 
+@wrong_step("impl.apr_checkpoint:_is_tied")
+def apr_tied_by_the_first_part(tied: Step, *given: Any) -> Any:
+    """Of an output layer in an .apr file and the embedding the first numbers alone are compared."""
+    equal = torch.equal
+    with patch.object(torch, "equal", lambda one, other: equal(one.flatten()[:PART], other.flatten()[:PART])):
+        return tied(*given)
+
+
 @wrong_step("impl.checkpoint:_stored_tensors")
 def tied_by_parts_of_bytes(stored: Step, folder: Path) -> Any:
     """A large output layer and the embedding that it is said to be are compared by parts of as many bytes, whatever their dtypes."""
@@ -73,7 +81,7 @@ def tied_by_parts_of_bytes(stored: Step, folder: Path) -> Any:
 
 
 @wrong_step("impl.apr_write:fits")
-def apr_nan_of_a_later_part_passes(fits: Step, dtype: Any, tensor: Any) -> bool:
+def apr_nan_of_a_later_part_passes(fits: Step, dtype: Any, tensor: Any) -> Any:
     """The largest number is Python's `max` of those of the parts, which passes NaN over unless it comes first."""
     largest = max(part.abs().max().item() for part in tensor.flatten().split(PART))
     return fits(dtype, torch.tensor([largest], dtype=tensor.dtype))

@@ -229,6 +229,7 @@ def _prepared(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
     if model.scalars["pooling"] != "last":
         return [*told, trial.refuses(f"head of {folder.name} for another pooling", ask, f"{BESIDE}.*pooling", "ValueError")]
     weight, bias = (model.trainable[name].astype(STORAGE[dtype]) for name in ("score.weight", "score.bias"))
+    count = len(bias)
     wider = partial(trial.files.prepared_head, folder, model.scalars["hidden"] + 1)
     refused = [*told, trial.refuses("a model of another width", wider, f"{model.scalars['hidden']} inputs", "ValueError")]
     for kind in ("no", "no linear"):
@@ -238,11 +239,11 @@ def _prepared(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
     refused.append(_without_a_head(trial, model, folder))
     bare = model.write_peft(folder.with_name(f"bare {folder.name}"), head_bias=False)
     given = trial.files.prepared_head(bare, model.scalars["hidden"], dtype)
-    refused += same("head without a bias for transformers", PreparedHead(weight, np.zeros_like(bias), *[len(bias)] * 3), given)
+    refused += same("head without a bias for transformers", PreparedHead(weight, np.zeros_like(bias), count, count, count), given)
     found = ask()
     dtypes = same("dtype of the head for transformers", dtype, str(found.weight.dtype))
     dtypes += same("place of the head for transformers", ["meta", "meta"], trial.files.prepared_places(folder, model.scalars["hidden"]))
-    return [*refused, *dtypes, *same("head for transformers", PreparedHead(weight, bias, *[len(bias)] * 3), found)]
+    return [*refused, *dtypes, *same("head for transformers", PreparedHead(weight, bias, count, count, count), found)]
 
 
 def _misshapen_heads(trial: Trial, model: Model, folder: Path) -> Iterator[Comparison]:

@@ -214,31 +214,31 @@ def _order(reorder: Callable[[Array, int], Array], name: str, value: Array, scal
 
 def tied_heads(trial: Trial) -> list[Comparison]:
     """Tied: no output layer, a copy, or an entry without bytes, by GGUF's name too, said to be tied or not, also in a wider dtype.
-    Untied: another one, one that differs from the embedding by one ulp of one element, one that is rounded to float16, or a copy said
-    to be so."""
+    Untied: another one, one that differs from the embedding, be it large, by one ulp of one element, one that is rounded to float16, or a
+    copy said to be so."""
     tied, own = drawn(trial, tied=True), drawn(trial, tied=False)
     stored = [plain(name, value, "F32") for name, value in tied.decoder.items()]
     copy = plain(HEAD, tied.decoder[EMBEDDING], "F32")
     empty, gguf = replace(copy, content=b""), [_as_gguf(name, value, tied.scalars) for name, value in tied.decoder.items()]
     said = metadata(tied.scalars)
     separate = replace(tied, scalars=tied.scalars | {"tied": False}, decoder=tied.decoder | {HEAD: tied.decoder[EMBEDDING]})
-    near = tied.decoder[EMBEDDING].copy()
+    rounded = replace(separate, decoder=tied.decoder | {HEAD: tied.decoder[EMBEDDING].astype(np.float16)})
+    long = drawn(trial, tied=True, **LONG) if trial.seed % 4 == 0 else tied
+    near = long.decoder[EMBEDDING].copy()
     near.reshape(-1)[-1:] = np.nextafter(near.reshape(-1)[-1:], np.float32(np.inf))
-    nearly = replace(tied, scalars=tied.scalars | {"tied": False}, decoder=tied.decoder | {HEAD: near})
-    rounded = replace(nearly, decoder=tied.decoder | {HEAD: tied.decoder[EMBEDDING].astype(np.float16)})
-    different = [plain(name, value, "F32") for name, value in own.decoder.items()]
-    half = tied.decoder[EMBEDDING].astype(np.float16)
-    of_half = replace(tied, decoder=tied.decoder | {EMBEDDING: half})
+    nearly = replace(long, scalars=long.scalars | {"tied": False}, decoder=long.decoder | {HEAD: near})
+    half = long.decoder[EMBEDDING].astype(np.float16)
+    of_half = replace(long, decoder=long.decoder | {EMBEDDING: half})
     wider = [plain(name, value, "F16" if name == EMBEDDING else "F32") for name, value in of_half.decoder.items()]
     wider.append(plain(HEAD, half.astype(np.float32), "F32"))
     cases = {
         **{f"{name}, {what}": (tied, image(said | more, stored + extra))
            for name, extra in (("absent", []), ("copy", [copy]), ("empty", [empty]))
            for what, more in (("not said", {}), ("said", {_by_a_name(trial): True}))},
-        **{f"copy in a wider dtype, {what}": (of_half, image(said | more, wider))
+        **{f"copy in a wider dtype, {what}": (of_half, image(metadata(long.scalars) | more, wider))
            for what, more in (("not said", {}), ("said", {_by_a_name(trial): True}))},
-        "different": (own, image(metadata(own.scalars), different)),
-        "one ulp off": (nearly, image(said, [*stored, plain(HEAD, near, "F32")])),
+        **{name: (model, image(metadata(model.scalars), [plain(name, value, "F32") for name, value in model.decoder.items()]))
+           for name, model in (("different", own), ("one ulp off", nearly))},
         "rounded": (rounded, image(said, [*stored, plain(HEAD, tied.decoder[EMBEDDING], "F16")])),
         "copy of its own": (separate, image(said | {_by_a_name(trial): False}, [*stored, copy])),
         "empty by GGUF's name": (tied, image(said, [*gguf, replace(empty, name=apr_format.gguf_name(HEAD))])),
