@@ -33,6 +33,13 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m impl") -
             options = _parsed(sys.argv[1:] if arguments is None else arguments, prog)
         except BadInput as error:
             return _say(said, error, BAD_INPUT)
+        except SystemExit:  # behind the help
+            try:
+                with _written(sys.stdout):
+                    pass
+            except OSError as error:
+                return _say(said, error, FAILED)
+            raise
         name = f"{said} {options.command}"
         with warnings.catch_warnings():
             warnings.filterwarnings("default", category=UserWarning)

@@ -182,6 +182,7 @@ class ClassifyConfig:
         numbers = isinstance(weights, tuple | list) and all(is_number(w) and math.isfinite(w) and w > 0 for w in weights)
         if not numbers or len(weights) != self.num_classes:
             raise ValueError(f"class_weights is {_shown(weights)}: expected {self.num_classes} positive numbers, one a class")
+        object.__setattr__(self, "class_weights", tuple(weights))  # whoever gave a list may change it
 
     @classmethod
     def qlora_default(cls, model_params: float) -> "ClassifyConfig":

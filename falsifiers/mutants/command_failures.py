@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -195,6 +196,13 @@ wrong_step("impl.metrics:naming", name="metrics_without_room_unnamed", doc="The 
 def board_without_room_passed_over(close: Step, board: Any) -> None:
     """TensorBoard's last numbers are lost in silence where there is no room for them."""
     with suppress(OSError):
+        close(board)
+
+
+@wrong_step("impl.metrics:TensorBoard.close")
+def board_without_room_behind_an_error(close: Step, board: Any) -> None:
+    """What TensorBoard has no room for is passed over where a program handles an error of its own."""
+    with suppress(OSError) if sys.exc_info()[1] else nullcontext():
         close(board)
 
 

@@ -159,6 +159,14 @@ def _with_a_tuple(values: Any) -> Any:
     return values
 
 
+@wrong_step("impl.config:ClassifyConfig._check_class_weights")
+def settings_change_with_their_list(check: Any, config: Any) -> None:
+    """Class weights are the list that was given, whatever becomes of it."""
+    given = config.class_weights
+    check(config)
+    object.__setattr__(config, "class_weights", given)
+
+
 wrong_steps(
     "impl.config:ClassifyConfig.from_mapping",
     settings_changed_where_they_were_given=(

@@ -198,6 +198,18 @@ def full_output_passed_over(written: Any, stream: Any) -> Iterator[None]:
         pass
 
 
+@wrong_step("impl.__main__:_parsed")
+def help_without_room_passed_over(parsed: Any, *given: Any) -> Any:
+    """Help that cannot be written is dropped, and the program ends as if it were read."""
+    from blackswan.impl.__main__ import _write_or_drop
+
+    try:
+        return parsed(*given)
+    except SystemExit:
+        _write_or_drop(sys.stdout)
+        raise
+
+
 wrong_step("impl.__main__:_write_or_drop", name="full_output_tried_again", doc="Python tries again to write what could not be written.")(
     lambda *_: None
 )

@@ -197,6 +197,8 @@ def training_settings_have_bounds(trial: Trial) -> Iterator[Comparison]:
         for name, given in TOGETHER.items():
             yield from _in_python(trial, partial(trial.classifiers.settings, given), name, given, taken=False)
             yield from (each for way in (_by_option, _by_file) for each in way(trial, folder, name, given, taken=False))
+        kept = trial.classifiers.weights_of_a_list([0.5, 2.0, 1.25])
+        yield from same("class weights of a list that was emptied since", (0.5, 2.0, 1.25), kept)
         for said, odd in [*_unknown(), *_too_long()]:
             yield from _in_python(trial, partial(trial.classifiers.settings, odd), said, said, taken=False)
         yield from _files(trial, folder)

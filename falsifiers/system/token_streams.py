@@ -354,9 +354,9 @@ def _of_documents(trial: Trial) -> Iterator[Comparison]:
         alone = trial.pretrainer.write(Path(parent) / "alone", [stream], VOCAB, shard_tokens=2**50)
         yield from same("tokens of a shard that may have more than any memory", 5, alone)
         long = np.zeros(LONG // 8, np.int64)
-        for place, token in ((len(long) - 1, VOCAB), (2**17 + trial.seed % 2**16, -1)):
-            (wrong := long.copy())[place] = token
-            documents: Any = [[1], wrong]
+        for place, token in ((len(long) - 1, VOCAB), (2**17 + trial.seed % 2**16, -1)):  # each before the last one
+            long[place] = token
+            documents: list[Any] = [[1], long.copy()]
             ask = partial(trial.pretrainer.write, unwritten, documents, VOCAB, kind="array")
             yield trial.refuses(f"token {token} in a long document", ask, rf"document 1: token {place} is {token}\b", "ValueError")
         for kind in ("array", "tensor"):

@@ -165,6 +165,7 @@ class _Watch:
 
     def over(self, fit: Callable[[], "FitResult"]) -> "FitResult":
         """The result of the run."""
+        handled = sys.exc_info()[1]  # where a program starts a run after an error
         try:
             return fit()
         except KeyboardInterrupt:
@@ -179,7 +180,7 @@ class _Watch:
         finally:
             self.progress.close()
             if self.board is not None:
-                with suppress(OSError) if sys.exc_info()[1] else nullcontext():  # what ended the run is told
+                with nullcontext() if sys.exc_info()[1] is handled else suppress(OSError):  # what ended the run is told
                     self.board.close()
 
     def _further(self) -> str:

@@ -170,6 +170,12 @@ class Classifiers(Door):
         """The settings of a run, as Python makes them of those that are given."""
         return asdict(ClassifyConfig.from_mapping(given))
 
+    def weights_of_a_list(self, given: Any) -> Any:
+        """The class weights of settings that were made of that list, once it is emptied."""
+        made = ClassifyConfig(num_classes=len(given), class_weights=given)
+        given.clear()
+        return made.class_weights
+
     def summary(self, *arguments: str) -> str:
         """The output of the command."""
         with redirect_stdout(io.StringIO()) as printed:

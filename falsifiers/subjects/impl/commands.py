@@ -259,7 +259,10 @@ class Commands(Door):
             number = os.open(output, os.O_WRONLY)
         out, err = open(number, "w", encoding="utf-8", errors=errors), io.StringIO()  # noqa: PTH123, SIM115  its end may fail
         with redirect_stdout(out), redirect_stderr(err):
-            status = command.main(self._given(arguments))
+            try:
+                status = command.main(self._given(arguments))
+            except SystemExit as end:  # behind the help
+                status = int(end.code or 0)
         try:
             out.close()
         except OSError:
