@@ -180,6 +180,10 @@ wrong_steps(
 )
 wrong_steps(
     "impl.settings:_converted",
+    settings_written_out_in_64_bits=(
+        "A number without a decimal point is refused beyond 64 bits, where a fraction is meant too.",
+        lambda converted, name, value: converted(name, str(value) if isinstance(value, int) and abs(value) >= 2**63 else value),
+    ),
     settings_projections_are_all=(
         "A list of projections is read as `all`, whatever is in it.",
         lambda converted, name, value: "all" if name == "lora_targets" and isinstance(value, list) else converted(name, value),

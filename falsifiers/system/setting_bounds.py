@@ -167,6 +167,7 @@ FILES: dict[str, tuple[bytes, int | None]] = {
 """Files that hold no settings: what is said of each, and the line that is named."""
 SEVERAL = ("--epochs=many", "--seed=some")
 GOOD = "\ufeff# a comment\nepochs:   2\nseed: 0x10\nlora_targets: [q_proj, v_proj]\ngradient_clip_norm: ~\nmodel_params: 7\n"
+GOOD += f"lora_alpha: {10**30}\nclass_weights: [{10**30}, 1, 1.0]\nnum_classes: 3\n"  # beyond 64 bits, and at the bound
 GOOD += "batch_size: &few 4\naccumulation_steps: *few\nlearning_rate: !!float 1\n"
 JSON = '{"epochs": 2, "lora_targets": ["q_proj", "v_proj"],\n "gradient_clip_norm": null, "quantize_nf4": false, "schedule": "linear"}'
 
