@@ -433,6 +433,14 @@ def nf4_codes_read_through_gaps(dequantize: Step, codes: Tensor, *given: Any, **
 
 # How wide they may be
 
+
+@wrong_step("impl.kernels.rms_norm:_tile")
+def kernel_norms_the_first_columns(tile: Step, hidden: int) -> tuple[int, ...]:
+    """Of a wider row the first 8,192 numbers are normed."""
+    rows, block, warps = tile(hidden)
+    return rows, min(block, 8192), warps
+
+
 wrong_steps(
     "impl.kernels.rms_norm:WIDEST",
     kernel_norms_narrow_rows_alone=("A model of more than 4,096 numbers a token is refused.", lambda _: 4096),

@@ -87,6 +87,8 @@ def _situations() -> Iterator[Situation]:
         yield "with a weight alone", operation, {"x": frozen, "weight": weight, "eps": 0.01}, ("weight",)
     yield from ((f"with {one} alone", "swiglu", {"gate": x, "up": up}, (one,)) for one in ("gate", "up"))
     yield "more rows than parts that are summed", "rms_norm", {"x": _drawn(3, 3001, 8), "weight": _column(8), "eps": 0.01}, ("x", "weight")
+    yield "rows beyond 16,384 numbers", "rms_norm", {"x": _drawn(2, 16400), "weight": _column(16400), "eps": 0.01}, ("x", "weight")
+    yield "rows beyond 16,384 numbers", "swiglu", {"gate": _drawn(2, 16400), "up": _drawn(2, 16400)}, ("gate", "up")
     yield "as they are", "swiglu", {"gate": _drawn(2, 24), "up": _drawn(2, 24)}, ("gate", "up")
     scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_positions": 8192}
     late = {"x": _drawn(1, 3, 2, 64), "positions": torch.arange(31000, 31003)[None], "theta": 5e5}
