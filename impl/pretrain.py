@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blackswan.impl import validation
 from blackswan.impl.checkpoint import TOKENIZER, load_checkpoint, read_config, save_checkpoint
 from blackswan.impl.config import DecoderConfig
 from blackswan.impl.decoder import Decoder, parameter_count, parameter_shapes, random_tensors
@@ -104,7 +105,7 @@ class StepFn:
             self.optimiser.zero_gradients()
 
     def _origin(self, batch: TokenBatch) -> str | None:
-        for part in _predicting(batch, self.micro_batch):
+        for _, part in _predicting(batch, self.micro_batch):
             loss = partial(self.decoder.loss, part.input_ids, part.mask)
             where = origin_of(self.decoder, loss, list(self.optimiser.parameters.values()))
             if where is not None:
@@ -114,8 +115,8 @@ class StepFn:
     def _step(self, batch: TokenBatch) -> StepResult:
         self.optimiser.zero_gradients()
         total, loss = batch.predicted, 0.0
-        for index, part in enumerate(_predicting(batch, self.micro_batch)):
-            with scope(f"micro.{index}"):
+        for index, (first, part) in enumerate(_predicting(batch, self.micro_batch)):
+            with scope(f"micro.{index}"), validation.counted_from(first):
                 mean = self.decoder.loss(part.input_ids, part.mask)
             share = part.predicted / total
             (mean * share).backward()  # type: ignore[no-untyped-call]  # torch
@@ -139,8 +140,9 @@ class ValFn:
         losses, counts = [], []
         device = next(self.decoder.parameters()).device
         for batch in stream:
-            for part in _predicting(batch.to(device), self.micro_batch):
-                losses.append(float(self.decoder.loss(part.input_ids, part.mask)))
+            for first, part in _predicting(batch.to(device), self.micro_batch):
+                with validation.counted_from(first):
+                    losses.append(float(self.decoder.loss(part.input_ids, part.mask)))
                 counts.append(part.predicted)
         return math.fsum(loss * count for loss, count in zip(losses, counts, strict=True)) / sum(counts) if counts else math.nan
 
@@ -213,9 +215,9 @@ def _rehearse(config: DecoderConfig, make: Callable[..., Decoder]) -> None:
         step.train(TokenBatch(ids, torch.ones_like(ids, dtype=torch.bool)))
 
 
-def _predicting(batch: TokenBatch, size: int) -> Iterator[TokenBatch]:
-    """The micro-batches that have a token to predict: a row of one token has none."""
-    return (part for part in batch.split(size) if part.predicted)
+def _predicting(batch: TokenBatch, size: int) -> Iterator[tuple[int, TokenBatch]]:
+    """The micro-batches that have a token to predict, with the place of their first row: a row of one token has none."""
+    return ((index * size, part) for index, part in enumerate(batch.split(size)) if part.predicted)
 
 
 def _difference(one: DecoderConfig, other: DecoderConfig) -> str:

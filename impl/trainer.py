@@ -1,14 +1,13 @@
 """Training of a classifier: micro-batches, their mean over all workers, clipping, AdamW, schedule."""
 
 import math
-import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from blackswan.impl import validation
 from blackswan.impl.agreement import require_equal, require_finite, together
 from blackswan.impl.classifier import Classifier
 from blackswan.impl.dispatch import call, scope
@@ -216,7 +215,7 @@ class Trainer:
         self._require_batch(batch)
         results, logits = [], []
         for index, part in enumerate(batch.split(self.micro_batch)):
-            with _counted_from(index * self.micro_batch):
+            with validation.counted_from(index * self.micro_batch):
                 logits.append(self.classifier(part.input_ids, part.mask))
                 loss = self.classifier.loss(logits[-1], part.labels, self.class_weights)
             results.append(MicroResult(len(part.labels), loss, self._correct(logits[-1], part.labels), _NO_GRADIENT))
@@ -253,7 +252,7 @@ class Trainer:
             for index, part in enumerate(batch.split(self.micro_batch)):
                 if len(held) == HELD:
                     held = [_joined(held)]
-                with _counted_from(index * self.micro_batch):
+                with validation.counted_from(index * self.micro_batch):
                     held.append(self._micro_batch(first + index, part))
                 results.append(replace(held[-1], gradient=_NO_GRADIENT))
         self._accumulated = held
@@ -321,18 +320,6 @@ class Trainer:
     def _require_step_left(self) -> None:
         if not self.endless and self.optimiser.steps >= len(self.learning_rates):
             raise IndexError(f"the schedule ends after {len(self.learning_rates)} steps")
-
-
-@contextmanager
-def _counted_from(first: int) -> Iterator[None]:
-    """An error inside, of a micro-batch that begins at that sample of its batch, names a sample by its place in the batch."""
-    try:
-        yield
-    except ValueError as error:
-        if first:
-            named = re.compile(r"(input_ids|mask|labels|targets|logits)\[(\d+)")
-            error.args = (named.sub(lambda found: f"{found[1]}[{first + int(found[2])}", str(error), count=1),)
-        raise
 
 
 def class_probabilities(logits: Tensor, multi_label: bool) -> Tensor:

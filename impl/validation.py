@@ -3,6 +3,7 @@
 A captured CUDA graph cannot wait: a capturing caller validates its batch before the replay and wraps the capture in `unchecked()`.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
@@ -41,6 +42,18 @@ def _count(more: int) -> None:
 def enabled() -> bool:
     """Whether values are checked here."""
     return _enabled
+
+
+@contextmanager
+def counted_from(first: int) -> Iterator[None]:
+    """An error inside, of a micro-batch that begins at that sample of its batch, names a sample by its place in the batch."""
+    try:
+        yield
+    except ValueError as error:
+        if first:
+            named = re.compile(r"(input_ids|mask|labels|targets|logits)\[(\d+)")
+            error.args = (named.sub(lambda found: f"{found[1]}[{first + int(found[2])}", str(error), count=1),)
+        raise
 
 
 def require_finite(name: str, value: Tensor) -> None:

@@ -155,7 +155,7 @@ wrong_steps(
     pretrain_takes_any_decay=("A decoder's weights grow by a weight decay below 0.", lambda *_: None),
 )
 wrong_step(
-    "impl.trainer:_counted_from",
+    "impl.validation:counted_from",
     name="errors_count_from_their_micro_batch",
     doc="An error names a sample by its place in the micro-batch that is computed with it.",
 )(lambda *_: nullcontext())

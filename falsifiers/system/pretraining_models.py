@@ -469,6 +469,12 @@ def _no_such_step(trial: Trial) -> list[Comparison]:
     before, alone = {**decoder.parameters(), **_state(decoder)}, _ids(trial, 0)[:, :1]
     found = [trial.refuses("a step on rows of one token", partial(decoder.train, alone), "predict", "ValueError")]
     found += same("after a step on rows of one token", before, {**decoder.parameters(), **_state(decoder)})
+    ids = np.concatenate([_ids(trial, number) for number in range(5)])  # of which two rows are computed at a time
+    ids[-1, 1] = -1
+    found.append(
+        trial.refuses("a step on a token that is none", partial(decoder.train, ids), rf"input_ids\[{len(ids) - 1}, 1\]", "ValueError")
+    )
+    found += same("after a step on a token that is none", before, {**decoder.parameters(), **_state(decoder)})
     for number in range(1, STEPS):
         decoder.train(_ids(trial, number))
     before = {**decoder.parameters(), **_state(decoder)}
