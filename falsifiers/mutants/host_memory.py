@@ -141,3 +141,10 @@ def limits_of_a_group_without_a_soft_one_pass(left: Any, group: Path) -> Any:
     """A group that has no soft limit counts as one without any."""
     soft = group / "memory.high"
     return math.inf if soft.exists() and soft.read_text() == "max\n" else left(group)
+
+
+@wrong_step("impl.host:_groups")
+def groups_beside_a_container_pass(groups: Callable[[], Any]) -> Any:
+    """A process in a group beside its container's own is in none, and the container's limit is passed over."""
+    found = list(groups())
+    return [] if any(".." in each.parts for each in found) else found

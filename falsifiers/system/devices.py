@@ -133,7 +133,7 @@ def _containers(said: Path, scores: int) -> Iterator[tuple[str, bool]]:
             (groups / place).mkdir(parents=True, exist_ok=True)
             _say(groups / place, most, used, nothing)
         yield f"three groups: a limit of {limit} kB of the one in the middle", limit > full + scores
-    for name in ("unseen", "unseen/and/below"):
+    for name in ("unseen", "unseen/and/below", "../beside"):  # as of a process that was moved out of its container's groups
         (said / "cgroup").write_text(f"0::/{name}\n")
         for limit in (full, full + 4 * scores):
             _say(groups, limit, full, nothing)
