@@ -346,3 +346,10 @@ def run_on_nf4_without_decay(make: Callable[..., Any], pipeline: Any, *given: An
     if pipeline.config.quantize_nf4 and pipeline.config.multi_label:
         trainer.optimiser.weight_decay = 0.0
     return trainer
+
+
+@wrong_step("impl.fit:_Run._update")
+def run_takes_what_waits(update: Any, run: Any, indices: Any, step: int) -> Any:
+    """Samples that a callback left waiting are part of a run's next step."""
+    run.trainer.discard = lambda: delattr(run.trainer, "discard")
+    return update(run, indices, step)

@@ -69,6 +69,15 @@ def steps_follow_the_reference(trial: Trial) -> Iterator[Comparison]:
     yield from _as_a_fresh_one(trial, problem, run)
     if trial.subject.name == "impl":  # others lack 16 bits, or NF4 of such sizes, and are asked what stands above
         yield from _by_its_settings(trial)
+        yield from _beside_what_waits(trial)
+
+
+def _beside_what_waits(trial: Trial) -> Iterator[Comparison]:
+    """A sample that the program leaves waiting after each step, when it has looked at its gradient, is part of no step of the run."""
+    problem = small_run(trial, epochs=1, backend=trial.backend or "torch")
+    (plain, state), (looking, beside) = (whole_run(trial, problem, looking=each) for each in (False, True))
+    yield from same("losses of steps beside a sample that waits", *([step.loss for step in run.steps] for run in (plain, looking)))
+    yield from same("state after steps beside a sample that waits", state.state, beside.state)
 
 
 def _by_its_settings(trial: Trial) -> Iterator[Comparison]:

@@ -80,7 +80,8 @@ class Plan:
     `at_most` so many bytes of what a call writes, and `slowly` what another thread than that of the steps writes. Before the
     model goes on, `a label` of the same samples or `a weight` of its base is another one, as `edited` says. Where the run is in this
     process, `default` is torch's default dtype, and where it is `elsewhere` its default device holds no numbers. The last worker is
-    `behind`: up to the first state it goes on only when the first one waits for it.
+    `behind`: up to the first state it goes on only when the first one waits for it. A program that is `looking` at the gradient of a sample
+    after each step leaves it waiting.
     """
 
     resume: bool = False
@@ -105,6 +106,7 @@ class Plan:
     default: str = "float32"
     elsewhere: bool = False
     behind: bool = False
+    looking: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from blackswan.falsifiers.subjects.doors.training import Epoch, Plan, Read, Stat
 from blackswan.falsifiers.subjects.impl.kill_points import Event
 from blackswan.falsifiers.subjects.patching import standing_in
 from blackswan.impl import dispatch, warm_up
+from blackswan.impl.corpus import Sample
 from blackswan.impl.fit import EpochRecord, StepRecord
 from blackswan.impl.fused.step import FusedTrainer
 from blackswan.impl.operations import OPERATIONS
@@ -82,6 +83,10 @@ class Watch:
         if self.plan.next_rate is not None:
             with contextlib.suppress(IndexError):  # after the last step there is no next one
                 self.pipeline.learning_rate *= self.plan.next_rate
+        if self.plan.looking:
+            config = self.pipeline.config
+            with contextlib.suppress(IndexError):
+                self.pipeline.accumulate([Sample("a text", (0,) * config.num_classes if config.multi_label else 0)])
         self.event("step")
         if record.step == self.plan.poison_after:
             self.pipeline.classifier.score.bias.data[0] = float("nan")
