@@ -401,6 +401,6 @@ def _same_runs(problem: Pretraining) -> dict[str, Pretraining]:
     moved = replace(problem, train=replace(problem.train, folder=tokens), tokenizer=tokenizer)
     whole = {"gradient_clip_norm": 1, "weight_decay": 0}
     spelled = replace(problem, architecture={**problem.architecture, "theta": 10_000}, settings={**problem.settings, **whole})
-    counts = {name: np.int64(getattr(problem.train, name)) for name in ("batch", "seq", "seed")}
+    counts: dict[str, Any] = {name: np.int64(getattr(problem.train, name)) for name in ("batch", "seq", "seed")}
     spelled = replace(spelled, train=replace(problem.train, **counts))
     return {FREE: free, "validation": held_out, "start": replace(problem, seed=problem.seed + 1), "place": moved, "spelling": spelled}
