@@ -271,9 +271,11 @@ def refuses_pretraining_state(trial: Trial) -> Iterator[Comparison]:
             yield trial.refuses(f"a run of another {key}", run, said, "ValueError")
         yield _longer_refused(trial, problem)
         end = ask()
-        for key, given in _same_runs(problem).items():
+        others = _same_runs(problem)
+        for key, given in others.items():
             yield from same(f"end of a run of another {key}", end, _on_a_copy(folder, partial(_goes_on, trial, given))())
-        again, moved = _on_a_copy(folder, partial(_goes_on, trial, given)), given.tokenizer  # which that run has read
+        given = others["place"]  # whose tokens and tokenizer, which it has read, are its own
+        again, moved = _on_a_copy(folder, partial(_goes_on, trial, given)), given.tokenizer
         before = moved.read_bytes()
         moved.write_bytes(_of_one_size(before))
         yield trial.refuses("a run whose tokenizer was replaced", again, r"state\.json: tokenizer is ", "ValueError")
