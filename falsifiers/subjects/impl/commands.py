@@ -30,7 +30,7 @@ from blackswan.falsifiers.subjects.doors.commands import NOTHING, Opened, Said
 from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.subjects.doors.training import Kill, Rank
 from blackswan.falsifiers.subjects.impl import Door
-from blackswan.falsifiers.subjects.impl.files import limited
+from blackswan.falsifiers.subjects.impl.disks import limited
 from blackswan.falsifiers.subjects.impl.kill_points import Event, KillPoints, file_events, flushes
 from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
 from blackswan.falsifiers.subjects.patching import standing_in

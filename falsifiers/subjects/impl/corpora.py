@@ -23,7 +23,7 @@ import numpy as np
 
 from blackswan.falsifiers.subjects.doors.files import Batch, CorpusFile, Label, Split, Tokenizing, TokenRows
 from blackswan.falsifiers.subjects.impl import Door
-from blackswan.falsifiers.subjects.impl.files import limited, writing
+from blackswan.falsifiers.subjects.impl.disks import limited, writing
 from blackswan.falsifiers.subjects.impl.workers import on_ranks
 from blackswan.falsifiers.subjects.protocol import Lacks
 from blackswan.impl import checkpoint, samples, tokens

@@ -1,21 +1,15 @@
 """Adapters, merged checkpoints and saved checkpoints, as `impl` writes and reads them."""
 
 import copy
-import ctypes
-import errno
-import gc
-import io
-import itertools
 import os
 import resource
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
-from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,9 +21,8 @@ import torch
 
 from blackswan.falsifiers.subjects.conversion import to_numpy, to_torch
 from blackswan.falsifiers.subjects.doors.files import AdapterSettings, LoadedAdapter, PreparedHead
-from blackswan.falsifiers.subjects.impl import Door
+from blackswan.falsifiers.subjects.impl import Door, disks
 from blackswan.falsifiers.subjects.impl.kill_points import flushes
-from blackswan.falsifiers.subjects.patching import opening
 from blackswan.falsifiers.subjects.shared import default_dtype
 from blackswan.impl import adapter, apr_write, checkpoint, merge, tokens
 from blackswan.impl.classifier import Adaptation, Classifier
@@ -44,8 +37,6 @@ WRITES = {
 }
 """Audited events by which a process changes files, beside opening one to write; two folders change places through ctypes."""
 LATE, KILLED = 30, 9
-UNKNOWN_FLAG = 0x80
-"""A bit that renameat2 does not know, and refuses."""
 
 
 class Files(Door):
@@ -67,7 +58,10 @@ class Files(Door):
         refuses to exchange two names by that error, or for 0 has no call for it, and on a disk that fails to rename after so many times."""
         placed = _equal_ones_once({name: to_torch(value).to(self._device) for name, value in tensors.items()})
         held = {name: torch.nn.Parameter(value, requires_grad=value.is_floating_point()) for name, value in placed.items()}
-        with nullcontext() if exchange is None else _exchanging(exchange), nullcontext() if renames is None else _renaming(renames):
+        with (
+            nullcontext() if exchange is None else disks.exchanging(exchange),
+            nullcontext() if renames is None else disks.renaming(renames),
+        ):
             _save(folder, base, settings, held, extra, checksums)
 
     def interrupted_save(
@@ -94,7 +88,7 @@ class Files(Door):
                     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
                 if step is not None:
                     _kill_at(step)
-                with nullcontext() if exchange is None else _exchanging(exchange):
+                with nullcontext() if exchange is None else disks.exchanging(exchange):
                     _save(folder, base, settings, held)
                 status = 0
             except BaseException as error:  # whatever it is, the process that asked is to see it
@@ -200,7 +194,7 @@ class Files(Door):
         found = adapter.load_adapter(folder, loaded.config)
         if tensors is not None:
             found = replace(found, trainable={name: to_torch(value) for name, value in tensors.items()})
-        with _once_begun(meanwhile) if meanwhile else nullcontext(), default_dtype(default):
+        with disks.once_begun(meanwhile) if meanwhile else nullcontext(), default_dtype(default):
             merge.save_merged(merged, loaded, found, source=base, **options)
 
     def merged_logits(self, folder: Path, input_ids: Array, mask: Array) -> Array:
@@ -218,7 +212,7 @@ class Files(Door):
     def load_decoder(self, folder: Path, at_most: int | None = None) -> Mapping[str, Array]:
         """The parameters of a checkpoint's decoder as they are on the device, in the dtype of the files; from a system that gives so many
         bytes of a file at most at a call, as Linux gives 2 GiB."""
-        with _reading(at_most) if at_most else nullcontext():
+        with disks.reading(at_most) if at_most else nullcontext():
             dtype = next(iter(checkpoint.load_checkpoint(folder).tensors.values())).dtype
             return _arrays(dict(checkpoint.load_decoder(folder, dtype=dtype, device=self._device).named_parameters()))
 
@@ -236,11 +230,11 @@ class Files(Door):
         device; where `late` is a file, as that is opened for the last of them, and where `early` is one, once it was read first."""
         if memory is None:
             with default_dtype(default), torch.device(place):
-                with _when_first_closed(early, meanwhile) if meanwhile and early else nullcontext():
+                with disks.when_first_closed(early, meanwhile) if meanwhile and early else nullcontext():
                     opened = checkpoint.load_checkpoint(path)
                 if meanwhile is not None and late is early is None:
                     meanwhile()
-                with _at_the_last_opening(late, opened.tensors, meanwhile) if meanwhile and late else nullcontext():
+                with disks.at_the_last_opening(late, opened.tensors, meanwhile) if meanwhile and late else nullcontext():
                     return _arrays(opened.tensors)
         _within(memory, lambda: dict(checkpoint.load_checkpoint(path).tensors))
         return {}
@@ -261,8 +255,8 @@ class Files(Door):
         loaded = checkpoint.load_checkpoint(model)
         if tensors is not None:
             loaded = checkpoint.Checkpoint(loaded.config, {name: to_torch(value) for name, value in tensors.items()})
-        writes = nullcontext() if at_most is None else writing(at_most)
-        with nullcontext() if renames is None else _renaming(renames), writes, torch.device(default):
+        writes = nullcontext() if at_most is None else disks.writing(at_most)
+        with nullcontext() if renames is None else disks.renaming(renames), writes, torch.device(default):
             apr_write.export_apr(loaded, model, output, dtype)
 
     def load_tokenizer(self, folder: Path) -> int:
@@ -290,172 +284,6 @@ def _prepared(folder: Path, score: torch.nn.Module | None) -> tuple[torch.nn.Mod
     object.__setattr__(model, "config", config)  # transformers' is no module either
     adapter.prepare_sequence_classifier(model, folder)
     return model, config
-
-
-@contextmanager
-def _exchanging(code: int) -> Iterator[None]:
-    """Inside the block the system's library has no call that exchanges two names, or one that ends with that error.
-
-    EINVAL is what the system itself says, of flags that it does not have: its number is then where the system's library leaves it.
-    """
-
-    find = ctypes.CDLL.__getattr__
-
-    def refused(call: Callable[..., int], *given: Any) -> int:
-        ctypes.set_errno(0 if code == errno.EINVAL else code)
-        return call(*given[:-1], UNKNOWN_FLAG) if code == errno.EINVAL else -1
-
-    def found(library: ctypes.CDLL, name: str) -> Any:
-        if name != "renameat2":
-            return find(library, name)
-        if not code:
-            raise AttributeError(name)
-        return partial(refused, library[name])
-
-    for library in [each for each in gc.get_objects() if issubclass(type(each), ctypes.CDLL)]:
-        vars(library).pop("renameat2", None)  # it is kept where it was found before
-    with mock.patch.object(ctypes.CDLL, "__getattr__", found):
-        yield
-
-
-@contextmanager
-def _renaming(before: int) -> Iterator[None]:
-    """Inside the block a path cannot be renamed once, after so many times."""
-    made = itertools.count()
-
-    def rename(real: Callable[..., None], *given: Any, **named: Any) -> None:
-        if next(made) == before:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(*given, **named)
-
-    calls: dict[str, Any] = {name: partial(rename, getattr(os, name)) for name in ("rename", "replace")}
-    with mock.patch.multiple(os, **calls):
-        yield
-
-
-@contextmanager
-def _once_begun(meanwhile: Callable[[], object]) -> Iterator[None]:
-    """Inside the block something happens once, when a folder was made to write into."""
-    real, left = os.mkdir, [meanwhile]
-
-    def made(*given: Any, **named: Any) -> None:
-        real(*given, **named)
-        if left:
-            left.pop()()
-
-    with mock.patch.object(os, "mkdir", made):
-        yield
-
-
-@contextmanager
-def _at_the_last_opening(path: Path, tensors: Mapping[str, torch.Tensor], meanwhile: Callable[[], object]) -> Iterator[None]:
-    """Inside the block, in which the tensors are read, something happens where that file is opened for the last of them.
-
-    They are read once before, by which it is known how often the file is opened.
-    """
-    real, place, times = io.open, os.path.realpath(path), 0
-
-    def opened(file: Any, *given: Any, **named: Any) -> Any:
-        nonlocal times
-        if not isinstance(file, int) and os.path.realpath(file) == place:
-            times += 1
-            if times == last:
-                meanwhile()
-        return real(file, *given, **named)
-
-    last = 0
-    with opening(opened):
-        dict(tensors)
-        last, times = times, 0
-        yield
-
-
-@contextmanager
-def _when_first_closed(path: Path, meanwhile: Callable[[], object]) -> Iterator[None]:
-    """Inside the block something happens where that file is closed by whoever read it first."""
-    real, place, waits = io.open, os.path.realpath(path), True
-
-    class Watched(io.FileIO):
-        def close(self) -> None:
-            nonlocal waits
-            super().close()
-            if waits:
-                waits = False
-                meanwhile()
-
-    def opened(file: Any, mode: str = "r", buffering: int = -1, *given: Any, **named: Any) -> Any:
-        if mode != "rb" or isinstance(file, int) or os.path.realpath(file) != place or not waits:
-            return real(file, mode, buffering, *given, **named)
-        return Watched(file) if buffering == 0 else io.BufferedReader(Watched(file))
-
-    with opening(opened):
-        yield
-
-
-@contextmanager
-def _reading(at_most: int) -> Iterator[None]:
-    """Inside the block a call that reads a file gets so many bytes at most."""
-    real = io.open
-
-    class Short(io.FileIO):
-        def readinto(self, into: Any) -> int:
-            return super().readinto(memoryview(into)[:at_most])
-
-        def read(self, size: int | None = -1) -> Any:
-            return super().read(size if size is None or size < 0 else min(size, at_most))  # all of a file is read by several calls
-
-    def opened(file: Any, mode: str = "r", buffering: int = -1, *given: Any, **named: Any) -> Any:
-        if mode != "rb":
-            return real(file, mode, buffering, *given, **named)
-        return Short(file) if buffering == 0 else io.BufferedReader(Short(file))
-
-    def filled(call: Callable[..., int], handle: int, into: Sequence[Any], *given: Any) -> int:
-        return call(handle, [memoryview(into[0]).cast("B")[:at_most]], *given)
-
-    def new(call: Callable[..., bytes], handle: int, length: int, *given: Any) -> bytes:
-        return call(handle, min(length, at_most), *given)
-
-    shortened: dict[str, Callable[..., Any]] = {"readv": filled, "preadv": filled, "read": new, "pread": new}
-    calls: dict[str, Any] = {name: partial(short, getattr(os, name)) for name, short in shortened.items()}
-    with opening(opened), mock.patch.multiple(os, **calls):
-        yield
-
-
-@contextmanager
-def limited(most: int) -> Iterator[None]:
-    """Inside the block no file may have more than so many bytes: a write that goes beyond is cut short, and the next one fails."""
-    limit, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-
-
-@contextmanager
-def writing(at_most: int) -> Iterator[None]:
-    """Inside the block a call that writes to a file writes so many bytes at most, and no file gets a second name: some disks have none."""
-    real, pwrite, write = io.open, os.pwrite, os.write
-
-    class Short(io.FileIO):
-        def write(self, content: Any) -> int:
-            return super().write(memoryview(content).cast("B")[:at_most])
-
-    def opened(file: Any, mode: str = "r", buffering: int = -1, *given: Any, **named: Any) -> Any:
-        if "b" not in mode or mode == "rb":
-            return real(file, mode, buffering, *given, **named)
-        short = Short(file, mode, **{name: value for name, value in named.items() if name in ("closefd", "opener")})
-        return short if buffering == 0 else io.BufferedRandom(short) if "+" in mode else io.BufferedWriter(short)
-
-    def direct(handle: int, content: Any, offset: int) -> int:
-        return pwrite(handle, memoryview(content).cast("B")[:at_most], offset)
-
-    def plain(handle: int, content: Any) -> int:
-        return write(handle, memoryview(content).cast("B")[:at_most])
-
-    no_link = OSError(errno.EPERM, os.strerror(errno.EPERM))
-    with opening(opened), mock.patch.multiple(os, pwrite=direct, write=plain, link=mock.Mock(side_effect=no_link)):
-        yield
 
 
 def _save(

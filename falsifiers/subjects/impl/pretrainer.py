@@ -30,7 +30,7 @@ from blackswan.falsifiers.subjects.doors.files import StreamRows, Tokens
 from blackswan.falsifiers.subjects.doors.training import Architecture, Pretraining, PretrainingRecord
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.allocator import allocated
-from blackswan.falsifiers.subjects.impl.files import limited
+from blackswan.falsifiers.subjects.impl.disks import limited
 from blackswan.falsifiers.subjects.impl.kill_points import flushes
 from blackswan.falsifiers.subjects.impl.slow_disk import slow, until_the_next_step
 from blackswan.falsifiers.subjects.impl.watching import broken_off, failing

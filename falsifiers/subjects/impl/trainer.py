@@ -29,7 +29,7 @@ from blackswan.falsifiers.subjects.conversion import config_of
 from blackswan.falsifiers.subjects.doors import training as told
 from blackswan.falsifiers.subjects.doors.training import Epoch, Fault, Kept, Plan, Problem, Raised, Read, Run, State, Step, Steps
 from blackswan.falsifiers.subjects.impl import Door, parallel_steps
-from blackswan.falsifiers.subjects.impl.files import writing
+from blackswan.falsifiers.subjects.impl.disks import writing
 from blackswan.falsifiers.subjects.impl.kill_points import Copies, KillPoints, behind, file_events, sums
 from blackswan.falsifiers.subjects.impl.misuse import misuses
 from blackswan.falsifiers.subjects.impl.pipelines import Pipeline, left_of
