@@ -6,9 +6,11 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 from falsifiers_claims import CLAIMS
 
 from blackswan import contracts, reference
@@ -295,3 +297,15 @@ def test_a_mutant_that_no_chosen_claim_reaches_is_a_usage_error(tmp_path: Path, 
 def test_an_unknown_name_is_a_usage_error(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["power", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_what_two_threads_leave_replaced_is_put_back() -> None:
+    """As where each of them replaces a method for a moment, and the first one ends first."""
+    before = torch.Tensor.cumsum
+    with power._put_back():
+        first, second = (mock.patch.object(torch.Tensor, "cumsum", replaced) for replaced in (torch.Tensor.cumprod, torch.Tensor.cummax))
+        for step in (first.start, second.start, first.stop, second.stop):
+            step()
+        assert torch.Tensor.cumsum is not before
+    assert torch.Tensor.cumsum is before
+    assert "cumsum" not in vars(torch.Tensor)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -228,13 +227,12 @@ def codes_not_in_the_state(init: Step, self: Any, *given: Any) -> None:
     self._non_persistent_buffers_set.update(("codes", "absmax"))
 
 
-@wrong_step("impl.decoder:Body.forward")
-def positions_of_the_first_batch_in_a_memory(forward: Step, self: Any, input_ids: Any, mask: Any) -> Any:
+@wrong_step("impl.decoder:Attention.forward")
+def positions_of_the_first_batch_in_a_memory(forward: Step, self: Any, x: Any, mask: Any, positions: Any) -> Any:
     """Positions are counted once for a mask, and kept when another batch is written into its memory."""
-    if vars(self).get("seen") is not mask:
-        self.seen, self.counted = mask, mask.cumsum(dim=1)
-    with mock.patch.object(torch.Tensor, "cumsum", return_value=self.counted):
-        return forward(self, input_ids, mask)
+    if vars(self).get("seen", (None,))[0] is not mask:
+        self.seen = mask, positions
+    return forward(self, x, mask, self.seen[1])
 
 
 class _Drawn(dict[str, Any]):

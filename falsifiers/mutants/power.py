@@ -4,10 +4,14 @@ What a case's expected answer and noise floor are does not depend on the subject
 """
 
 import copy
+import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -140,7 +144,7 @@ def attack(claim: Claim, dtype: str, subjects: Sequence[str | None], source: Sou
         attacked, changed = _against(claim, name)
         # Such a mutant may write into its inputs; the cases are shared.
         own = copy.deepcopy(drawn) if name in mutants.STEPS else drawn
-        with mutants.applied(name if name in mutants.STEPS else None):
+        with mutants.applied(name if name in mutants.STEPS else None), _put_back():
             found = cell(RememberingAttack(changed, attacked, dtype, memory=memory, only_compared=True), own, name, due)
         yield replace(found, reason="the rule is this mutant itself") if name in mutants.RULES and changed.rule == claim.rule else found
     if None in subjects and claim.operation is not None:
@@ -149,6 +153,24 @@ def attack(claim: Claim, dtype: str, subjects: Sequence[str | None], source: Sou
         for name in honest.names(claim):
             attack = RememberingAttack(claim, honest.subject(name), dtype, memory=memory, only_compared=True)
             yield replace(cell(attack, drawn, name, False), honest=True)
+
+
+@contextmanager
+def _put_back() -> Iterator[None]:
+    """Functions of torch and of the system are afterwards what they were. A mutant that replaces one for a moment, and is asked by two
+    threads at once, leaves it replaced, and later claims in this process would be asked with it."""
+    torch = sys.modules.get("torch")  # most claims do without
+    owners = [os, Path, *([torch, torch.Tensor, torch.nn.Module] if torch else [])]
+    before = [(owner, dict(vars(owner))) for owner in owners]
+    try:
+        yield
+    finally:
+        for owner, was in before:
+            for name, value in {**vars(owner)}.items():
+                if name not in was and isinstance(owner, type):  # it hides what the class has inherited
+                    delattr(owner, name)
+                elif name in was and was[name] is not value:
+                    setattr(owner, name, was[name])
 
 
 def _against(claim: Claim, name: str | None) -> tuple[Subject, Claim]:
