@@ -109,7 +109,7 @@ def test_a_bad_value_stops_workers_by_the_hand_written_layers(monkeypatch: pytes
     found = trial_in_processes("DP-FAULT-STOPS", monkeypatch, ("fused",), seed=20).run()
     assert not missed(found)
     stopped = [name for name in names(found) if name.endswith("step of the stop")]
-    assert [name.partition(",")[0] for name in stopped] == ["fused: rank 0", "fused: rank 1"] * 2, "by a gradient, then by a label"
+    assert [name.partition(",")[0] for name in stopped] == ["fused: rank 0", "fused: rank 1"] * 3, "by a gradient, a label, and what waits"
 
 
 def test_the_hand_written_layers_make_steps_before_weights_come(monkeypatch: pytest.MonkeyPatch) -> None:
