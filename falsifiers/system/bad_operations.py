@@ -19,6 +19,8 @@ LARGE = 6e4
 """A number that float16 holds, and no sum of two of them."""
 MANY = 2**20
 """More numbers than are looked at together by whoever looks at them in parts."""
+MANY_LOGITS = 2**24
+"""As many logits of a language model, which are the largest tensor of a step."""
 LOSSES = ("weighted_cross_entropy", "cross_entropy_per_sample", "bce_with_logits", "lm_cross_entropy")
 
 
@@ -187,7 +189,7 @@ def _of_many(whole: dict[str, dict[str, Any]]) -> Iterator[Bad]:
         ("clip_by_global_norm", "gradients", (), np.nan),
     ):
         given = whole[operation]
-        times = MANY // given[name].size + 1
+        times = (MANY_LOGITS if given[name].ndim == 3 else MANY) // given[name].size + 1
         many = {each: np.concatenate([given[each]] * times) for each in (name, *beside)}
         bad = many[name].copy()
         bad.flat[-1] = value
