@@ -48,7 +48,8 @@ def record(killed: Iterable[tuple[str, str, str]], kept: Iterable[str] = ()) -> 
     found: dict[str, dict[str, str]] = {claim: dict(recorded()[claim]) for claim in kept if claim in recorded()}
     for claim, mutant, tensor in sorted(killed):
         found.setdefault(claim, {})[mutant] = place(tensor)
-    RECORD.write_text(json.dumps(dict(sorted(found.items())), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(dict(sorted(found.items())), indent=1, ensure_ascii=False) + "\n"
+    RECORD.write_text(text, encoding="utf-8", errors="backslashreplace")  # JSON's own escape of what UTF-8 does not hold, as in file names
 
 
 def not_averaged(comparison: Comparison) -> Culprit | None:

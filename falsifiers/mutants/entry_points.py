@@ -363,11 +363,8 @@ wrong_step(
 )(lambda apply, trainer, vector: apply(trainer, vector.float()))
 
 
-_ANSWERS: list[Any] = []
-
-
 @wrong_step("impl.evaluation:_count")
 def evaluation_keeps_its_answers(count: Any, confusion: Any, labels: Any, predicted: Any, multi_label: bool) -> None:
     """The answers of all batches are there until the last one is evaluated."""
-    _ANSWERS.append(predicted)
+    confusion.answers = [*getattr(confusion, "answers", ()), predicted]
     count(confusion, labels, predicted, multi_label)

@@ -436,7 +436,7 @@ def nf4_codes_read_through_gaps(dequantize: Step, codes: Tensor, *given: Any, **
 
 @wrong_step("impl.kernels.rms_norm:_tile")
 def kernel_norms_the_first_columns(tile: Step, hidden: int) -> tuple[int, ...]:
-    """Of a wider row the first 8,192 numbers are normed."""
+    """Only the first 8,192 numbers of a wider row are normed."""
     rows, block, warps = tile(hidden)
     return rows, min(block, 8192), warps
 

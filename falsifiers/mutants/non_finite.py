@@ -20,7 +20,7 @@ wrong_step("impl.nonfinite:_bad", name="origin_of_nan_only", doc="Infinities are
 
 @wrong_step("impl.nonfinite:spoiled_parameter")
 def origin_looks_at_each_memory_once(spoiled: Step, model: Any) -> Any:
-    """Of parameters that are parts of one memory the first alone is searched."""
+    """Only the first of several parameters in one memory is searched."""
     first = dict[int, str]()
     for name, value in model.named_parameters():
         first.setdefault(value.untyped_storage().data_ptr(), name)

@@ -331,7 +331,7 @@ wrong_step(
 
 @wrong_step("impl.checkpoint:to_huggingface")
 def scaled_theta_within_alone(values: Step, config: Any) -> dict[str, Any]:
-    """Of scaled rotary frequencies the base is written within their parameters, and not by itself."""
+    """The base of scaled rotary frequencies is written within their parameters alone."""
     found = dict(values(config))
     return {key: value for key, value in found.items() if key != "rope_theta" or "rope_scaling" not in found}
 

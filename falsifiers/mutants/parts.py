@@ -16,7 +16,7 @@ PART = 2**20
 
 @wrong_step("impl.apr_checkpoint:decoded")
 def apr_q8_parts_without_their_ends(decoded: Step, dtype: Any, content: Any, shape: Any) -> Any:
-    """Of a large tensor in AprQ8 the parts end as many numbers too early as its scale has bytes."""
+    """Each part of a large tensor in AprQ8 ends as many numbers too early as a scale has bytes."""
     found = decoded(dtype, content, shape)
     if dtype.name == "AprQ8" and found.numel() > PART:
         found.view(-1)[PART - dtype.prefix : PART] = 0
@@ -56,7 +56,7 @@ def merged_without_the_last_rows(updated: Step, path: str, weight: Any, adapter:
 
 @wrong_step("impl.checkpoint:load_checkpoint")
 def tied_by_the_first_part(load: Step, folder: Path) -> Any:
-    """Of an output layer beside the embedding that it is said to be the first numbers alone are compared."""
+    """An output layer is compared to the embedding that it is said to be by the first numbers alone."""
     equal = torch.equal
     with patch.object(torch, "equal", lambda one, other: equal(one.flatten()[:PART], other.flatten()[:PART])):
         return load(folder)
@@ -64,7 +64,7 @@ def tied_by_the_first_part(load: Step, folder: Path) -> Any:
 
 @wrong_step("impl.apr_checkpoint:_is_tied")
 def apr_tied_by_the_first_part(tied: Step, *given: Any) -> Any:
-    """Of an output layer in an .apr file and the embedding the first numbers alone are compared."""
+    """An output layer in an .apr file is compared to the embedding by the first numbers alone."""
     equal = torch.equal
     with patch.object(torch, "equal", lambda one, other: equal(one.flatten()[:PART], other.flatten()[:PART])):
         return tied(*given)
@@ -89,7 +89,7 @@ def apr_nan_of_a_later_part_passes(fits: Step, dtype: Any, tensor: Any) -> Any:
 
 @wrong_step("impl.merge:merge_adapter")
 def merged_nan_of_a_later_part_passes(merge: Step, *given: Any, **named: Any) -> Any:
-    """Of a merged weight the first numbers alone have to be finite."""
+    """Only the first numbers of a merged weight have to be finite."""
     finite = torch.isfinite
     with patch.object(torch, "isfinite", lambda tensor: finite(tensor.flatten()[:PART])):
         return merge(*given, **named)
@@ -97,7 +97,7 @@ def merged_nan_of_a_later_part_passes(merge: Step, *given: Any, **named: Any) ->
 
 @wrong_step("impl.checkpoint:save_checkpoint")
 def saved_nan_of_a_later_part_passes(save: Step, *given: Any, **named: Any) -> None:
-    """Of a tensor that is saved the first numbers alone have to be finite."""
+    """Only the first numbers of a saved tensor have to be finite."""
     finite = torch.isfinite
     with patch.object(torch, "isfinite", lambda tensor: finite(tensor.flatten()[:PART])):
         save(*given, **named)

@@ -121,7 +121,7 @@ wrong_steps(
 
 @wrong_step("impl.decoder:Decoder.loss")
 def decoder_loss_within_pieces(loss: Step, self: Any, input_ids: Any, mask: Any) -> Any:
-    """Of a row of more than 64 tokens the last one of each 64 predicts nothing."""
+    """The last of each 64 tokens of a longer row predicts nothing."""
     if input_ids.shape[1] <= 64:
         return loss(self, input_ids, mask)
     parts = zip(*(value.split(64, dim=1) for value in (self.logits(self(input_ids, mask)), input_ids, mask)), strict=True)

@@ -482,7 +482,7 @@ def settings_and_samples_turned_round(require: Any, *given: Any) -> None:
 
 @wrong_step("impl.checkpoint:require_shapes")
 def checkpoint_counts_missing_less_surplus(require: Any, expected: Any, shapes: Any, source: str) -> None:
-    """Of missing tensors the refusal counts how many fewer there are than there should be."""
+    """A refusal counts how many fewer tensors there are than there should be, in place of those that are missing."""
     try:
         require(expected, shapes, source)
     except ValueError as error:

@@ -180,7 +180,7 @@ def tokens_counted_within_a_piece(checked: Any, documents: Any, vocab: int) -> A
 
 @wrong_step("impl.token_shards:TokenShards.read")
 def tokens_behind_the_end(read: Any, self: Any, start: int, stop: int) -> Any:
-    """Of a stream that ends before the place up to which it is read there are as many tokens as were asked for."""
+    """A stream that is read beyond its end is filled up with zeros."""
     found = read(self, start, stop)
     return np.concatenate([found, np.zeros(stop - start - len(found), np.int64)])
 

@@ -238,14 +238,14 @@ wrong_steps(
 )
 
 
-wrong_step("impl.samples:Samples.select", name="samples_selected_are_all", doc="As many samples as there are are in the order of all.")(
-    lambda select, samples, places: samples if len(places) == len(samples) > 1 else select(samples, places)
-)
+wrong_step(
+    "impl.samples:Samples.select", name="samples_selected_are_all", doc="A selection of as many samples as a corpus has is in its order."
+)(lambda select, samples, places: samples if len(places) == len(samples) > 1 else select(samples, places))
 
 
 @wrong_step("impl.samples:Samples.batch")
 def batch_between_its_ends(batch: Any, samples: Any, places: Any, *given: Any) -> Any:
-    """Where first and last sample enclose as many as there are, the others are taken in the order of the file."""
+    """A batch is in the order of the file if as many samples lie between its first and its last."""
     first, *inner, last = [int(place) for place in places] if len(places) > 1 else [0, 0]
     found = batch(samples, places, *given)
     if last - first != len(places) - 1:

@@ -411,9 +411,8 @@ def _not_saved(trial: Trial, model: Model, parent: Path) -> list[Comparison]:
     rng, found, place = trial.rng("not finite"), list[Comparison](), parent / "spoiled"
     for ndim in (1, 2):
         name = str(rng.choice([name for name, value in model.decoder.items() if value.ndim == ndim]))
-        name = (
-            EMBEDDING if ndim == 2 and model.decoder[EMBEDDING].size > 2**21 else name
-        )  # of which the last part may be looked at by itself
+        if ndim == 2 and model.decoder[EMBEDDING].size > 2**21:  # whose last part may be looked at by itself
+            name = EMBEDDING
         value = model.decoder[name].copy()
         value.flat[-1 if value.size > 2**21 else rng.integers(value.size)] = rng.choice([np.nan, np.inf, -np.inf])
         base = replace(model, decoder={**model.decoder, name: value}).write_checkpoint(parent / f"base with a bad {name}")

@@ -274,7 +274,7 @@ class Devices(Door):
         return [to_numpy(each) for each in (result if isinstance(result, tuple) else (result,))]
 
     def many_rows(self) -> Iterator[tuple[str, Array, Array]]:
-        """Of operations by torch on the CPU results and gradients of many rows, as few give them and as they are."""
+        """Results and gradients of operations on many rows by torch on the CPU: as a few rows give them, and as they are."""
         return many_rows()
 
     @property

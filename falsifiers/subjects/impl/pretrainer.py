@@ -288,7 +288,7 @@ class Pretrainer(Door):
         return TrainedDecoder(self._random(architecture, seed, turned=turned))
 
     def draws(self, architecture: Architecture, seed: int) -> tuple[str, ...]:
-        """Whose random numbers, of those that a process shares, are others after a decoder with random weights was made."""
+        """The owners of the process's shared random numbers that have changed after a decoder with random weights was made."""
         torch.rand(())  # so that a generator that is seeded as before has changed, too
         before = random_states()
         self._random(architecture, seed)
