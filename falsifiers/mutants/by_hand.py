@@ -58,13 +58,13 @@ wrong_step("impl.pipeline:tokenize", name="texts_of_one_label", doc="Samples tha
 )
 
 
-@wrong_step("impl.pipeline:ClassifyPipeline.__init__")
-def weights_in_a_list_passed_over(init: Any, pipeline: Any, architecture: Any, config: Any, *given: Any, **named: Any) -> None:
+@wrong_step("impl.config:ClassifyConfig._check_class_weights")
+def weights_in_a_list_passed_over(check: Step, config: Any) -> None:
     """Class weights that Python gives as a list, and not as a tuple, count as none."""
-    init(pipeline, architecture, config, *given, **named)
-    if isinstance(config.class_weights, list):
-        pipeline.class_weights = None
-        pipeline.start(None)
+    in_a_list = isinstance(config.class_weights, list)
+    check(config)
+    if in_a_list:
+        object.__setattr__(config, "class_weights", None)
 
 
 wrong_step(
